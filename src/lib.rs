@@ -1,0 +1,17 @@
+//! A durable, highly available Swarm cluster manager.
+//!
+//! The rooms, each depending only on rooms above it:
+//!
+//! - [`api`]: generated wire types; IDs, names, times that several rooms share
+//! - [`storage`]: everything that touches the disk, and the typed tables
+//! - [`identity`]: CA, certificates, join tokens, TLS, key file, caller authorization
+//! - [`raft`]: consensus
+//! - [`services`]: what runs on top of the store
+//! - [`agent`]: the worker side of a node
+
+pub mod agent;
+pub mod api;
+pub mod identity;
+pub mod raft;
+pub mod services;
+pub mod storage;
