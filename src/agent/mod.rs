@@ -1,0 +1,1 @@
+//! The worker: session, assignments, task state machine, executors.

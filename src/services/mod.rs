@@ -1,0 +1,3 @@
+//! What runs on top of the store. Leader-gated services live for one leadership term.
+
+pub mod leader;

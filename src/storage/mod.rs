@@ -1,0 +1,20 @@
+//! Everything that touches the disk, and the typed tables.
+//!
+//! The store is the replicated state machine of the raft group: ten tables of protobuf objects with
+//! unique and secondary indexes, kept in RocksDB, changed only by committed log entries. Services read
+//! consistent views, write transactions and subscribe to changes; they never see RocksDB.
+//!
+//! This room knows nothing of raft: it proposes through the [`Proposer`] trait and is told what was
+//! committed through [`Store`]'s apply calls.
+
+pub mod error;
+pub mod events;
+pub mod object;
+pub mod proposer;
+pub mod store;
+
+pub use error::StoreError;
+pub use events::{Change, EventBatch, Interest, RecvError, Subscription};
+pub use object::{Action, AnyObject, StoreObject, Table};
+pub use proposer::{Position, Proposal, ProposeError, Proposer};
+pub use store::{Batch, By, ReadTx, Store, Tx};
