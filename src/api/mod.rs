@@ -8,7 +8,8 @@
 //!   Engine's swarm directory;
 //! * [`admin`] – package `swarmmanager.v1`, what we offer beyond the swarm API;
 //! * [`roles`] – who may call which method;
-//! * [`ids`], [`naming`], [`time`] – object IDs, names, timestamps.
+//! * [`ids`], [`naming`], [`time`] – object IDs, names, timestamps;
+//! * [`constraint`] – placement constraints.
 //!
 //! Guarantees: field numbers, types and presence are exactly the peer's (`tests/wire.rs` compares
 //! each with the recorded facts), and equal messages encode to equal bytes, because map fields are
@@ -17,6 +18,7 @@
 //!
 //! This room never touches the disk or the network.
 
+pub mod constraint;
 pub mod ids;
 pub mod naming;
 pub mod roles;
