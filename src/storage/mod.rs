@@ -7,10 +7,12 @@
 //! This room knows nothing of raft: it proposes through the [`Proposer`] trait and is told what was
 //! committed through [`Store`]'s apply calls.
 
+pub mod codec;
 pub mod error;
 pub mod events;
 pub mod object;
 pub mod proposer;
+pub mod seal;
 pub mod store;
 
 pub use error::StoreError;
