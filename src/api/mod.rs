@@ -9,7 +9,10 @@
 //! * [`admin`] – package `swarmmanager.v1`, what we offer beyond the swarm API;
 //! * [`roles`] – who may call which method;
 //! * [`ids`], [`naming`], [`time`] – object IDs, names, timestamps;
-//! * [`constraint`] – placement constraints.
+//! * [`constraint`], [`generic`], [`image_ref`] – the small languages inside specs: placement
+//!   constraints, generic resources, image references;
+//! * [`validate`], [`defaults`] – what names and durations must look like, and what counts when a spec
+//!   leaves something out.
 //!
 //! Guarantees: field numbers, types and presence are exactly the peer's (`tests/wire.rs` compares
 //! each with the recorded facts), and equal messages encode to equal bytes, because map fields are
@@ -19,10 +22,14 @@
 //! This room never touches the disk or the network.
 
 pub mod constraint;
+pub mod defaults;
+pub mod generic;
 pub mod ids;
+pub mod image_ref;
 pub mod naming;
 pub mod roles;
 pub mod time;
+pub mod validate;
 
 /// Package `docker.swarmkit.v1`: objects, specs and services of the swarm API.
 ///
