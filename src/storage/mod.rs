@@ -8,11 +8,13 @@
 //! committed through [`Store`]'s apply calls.
 
 pub mod codec;
+pub mod engine;
 pub mod error;
 pub mod events;
 pub mod object;
 pub mod proposer;
 pub mod seal;
+pub mod state_dir;
 pub mod store;
 
 pub use error::StoreError;
