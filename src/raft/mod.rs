@@ -1,1 +1,42 @@
-//! Consensus: member loop, proposer, membership, conversion between wire and library types, Raft RPCs.
+//! Consensus: one member of the raft group that replicates the store's transactions.
+//!
+//! ```text
+//!   Store ── propose ──▶ inbox ──▶ raft thread ──▶ log (one batch, one fsync per turn)
+//!                          ▲            │  │
+//!   other members ─ step ──┘            │  └──▶ outbox ──▶ other members
+//!                          ▲            ▼
+//!                          └─ report ─ apply thread ──▶ Store (one batch per run of entries)
+//! ```
+//!
+//! Two plain threads, because their I/O blocks. The *raft thread*  alone calls the consensus
+//! library and the log. The *apply thread*  alone writes the tables. They share no locks
+//! but the inbox, and neither ever waits for the other: when the applier is behind, committed entries
+//! stay in the log.
+//!
+//! Guarantees:
+//!
+//! * nothing is acknowledged, to a caller or to another member, before it is durable in the log;
+//! * entries are applied in log order, each exactly once per state;
+//! * leadership is announced only when everything before it is applied, and its end is announced
+//!   before the transactions that it fails;
+//! * a thread that ends unexpectedly takes the process with it.
+//!
+//! This room knows nothing of services: it offers a [`Handle`] and hands entries to a state machine.
+
+pub mod convert;
+pub mod membership;
+pub mod rpc;
+
+mod assembly;
+mod error;
+mod handle;
+mod inbox;
+mod log_store;
+mod logging;
+mod outbox;
+mod phase;
+mod retention;
+
+pub use error::RaftError;
+pub use handle::{End, Handle, Leadership, MemberView, Status};
+pub use outbox::{NoPeers, Outbox};
