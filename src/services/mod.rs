@@ -3,3 +3,5 @@
 pub mod admin;
 pub mod health;
 pub mod leader;
+pub mod orchestrator;
+pub mod reconcile;
