@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 mod view;
-pub use view::{Rows, View};
+pub use view::{Row, Rows, View};
 
 #[cfg(test)]
 mod tests;

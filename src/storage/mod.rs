@@ -9,14 +9,17 @@
 
 pub mod codec;
 pub mod engine;
+pub mod engines;
 pub mod error;
 pub mod events;
+pub mod log;
 pub mod object;
 pub mod proposer;
 pub mod seal;
 pub mod state_dir;
 pub mod store;
 
+pub use engines::{EngineOptions, Engines, OpenError};
 pub use error::StoreError;
 pub use events::{Change, EventBatch, Interest, RecvError, Subscription};
 pub use object::{Action, AnyObject, StoreObject, Table};

@@ -68,6 +68,14 @@ pub enum StateDirError {
 }
 
 impl StateDirError {
+    pub(super) fn read(path: &Path, error: io::Error) -> StateDirError {
+        StateDirError::io("read", path, error)
+    }
+
+    pub(super) fn copy(path: &Path, error: io::Error) -> StateDirError {
+        StateDirError::io("make a copy beside", path, error)
+    }
+
     fn io(attempt: &'static str, path: &Path, error: io::Error) -> StateDirError {
         let advice = match error.kind() {
             io::ErrorKind::PermissionDenied => "; run as the user who owns the state directory",

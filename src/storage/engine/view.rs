@@ -100,6 +100,9 @@ fn end_of_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     Some(end)
 }
 
+/// Key and value of a row.
+pub type Row<'a> = (&'a [u8], &'a [u8]);
+
 /// Rows of a range, one at a time.
 pub struct Rows<'a> {
     path: &'a Path,
@@ -119,7 +122,7 @@ impl<'a> Rows<'a> {
 
     /// The next key and value; `None` at the end of the range. An engine that meets damage stops as at
     /// the end: here that is an error.
-    pub fn next_row(&mut self) -> Result<Option<(&[u8], &[u8])>, DbError> {
+    pub fn next_row(&mut self) -> Result<Option<Row<'_>>, DbError> {
         if self.taken {
             self.iterator.next();
         }

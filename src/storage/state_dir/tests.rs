@@ -50,7 +50,8 @@ fn a_directory_of_something_else_is_refused_and_left_alone() {
 fn a_second_opener_is_told_who_holds_the_directory() {
     let temp = tempfile::tempdir().unwrap();
     let first = StateDir::open(temp.path()).unwrap();
-    let attempts: [fn(&Path) -> Result<StateDir, StateDirError>; 2] = [
+    type Attempt = fn(&Path) -> Result<StateDir, StateDirError>;
+    let attempts: [Attempt; 2] = [
         |path| StateDir::open(path),
         |path| StateDir::open_shared(path),
     ];
