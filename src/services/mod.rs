@@ -1,7 +1,11 @@
 //! What runs on top of the store. Leader-gated services live for one leadership term.
 
 pub mod admin;
+pub mod dispatcher;
 pub mod health;
+pub mod keys;
 pub mod leader;
+pub mod logs;
 pub mod orchestrator;
 pub mod reconcile;
+pub mod resource;
