@@ -210,7 +210,7 @@ pub fn sanitize(available: &mut Vec<GenericResource>, described: &[GenericResour
     let mut replacements = Vec::new();
     available.retain(|entry| {
         let kind = kind(entry);
-        let fits = match fit(entry, described) {
+        match fit(entry, described) {
             Fit::Keep => !replaced.contains(kind),
             Fit::Drop => false,
             Fit::Replace => {
@@ -219,8 +219,7 @@ pub fn sanitize(available: &mut Vec<GenericResource>, described: &[GenericResour
                 }
                 false
             }
-        };
-        fits
+        }
     });
     available.append(&mut replacements);
 }

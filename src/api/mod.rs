@@ -9,8 +9,8 @@
 //! * [`admin`] – package `swarmmanager.v1`, what we offer beyond the swarm API;
 //! * [`roles`] – who may call which method;
 //! * [`ids`], [`naming`], [`time`] – object IDs, names, timestamps;
-//! * [`constraint`], [`generic`], [`image_ref`] – the small languages inside specs: placement
-//!   constraints, generic resources, image references;
+//! * [`constraint`], [`generic`], [`image_ref`], [`template`] – the small languages inside specs: placement
+//!   constraints, generic resources, image references, templates;
 //! * [`validate`], [`defaults`] – what names and durations must look like, and what counts when a spec
 //!   leaves something out.
 //!
@@ -28,6 +28,7 @@ pub mod ids;
 pub mod image_ref;
 pub mod naming;
 pub mod roles;
+pub mod template;
 pub mod time;
 pub mod validate;
 
