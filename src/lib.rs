@@ -8,10 +8,20 @@
 //! - [`raft`]: consensus
 //! - [`services`]: what runs on top of the store
 //! - [`agent`]: the worker side of a node
+//! - [`api`] – generated wire types; IDs, names, times that several rooms share
+//! - [`storage`] – everything that touches the disk, and the typed tables
+//! - [`identity`] – CA, certificates, join tokens, TLS, key file, caller authorization
+//! - [`raft`] – consensus
+//! - [`services`] – what runs on top of the store
+//! - [`agent`] – the worker side of a node
+//! - [`node`] – one node, supervising its agent and its manager
+//! - [`cli`] – what the command-line tools share: the control socket, tables, JSON, units
 
 pub mod agent;
 pub mod api;
+pub mod cli;
 pub mod identity;
+pub mod node;
 pub mod raft;
 pub mod services;
 pub mod storage;

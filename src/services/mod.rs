@@ -9,3 +9,4 @@ pub mod logs;
 pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
+pub mod metrics;

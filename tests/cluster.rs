@@ -1,0 +1,14 @@
+//! Whole processes: `swarmd` with its tools, killed, restarted, refused, measured.
+
+mod harness;
+
+#[path = "cluster/cli.rs"]
+mod cli;
+#[path = "cluster/crash.rs"]
+mod crash;
+#[path = "cluster/process.rs"]
+mod process;
+#[path = "cluster/refusals.rs"]
+mod refusals;
+#[path = "cluster/secrecy.rs"]
+mod secrecy;

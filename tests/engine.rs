@@ -1,0 +1,6 @@
+//! A real Docker Engine as worker, and as the reference for behaviour.
+
+mod harness;
+
+#[path = "engine/worker.rs"]
+mod worker;
