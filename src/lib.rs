@@ -2,12 +2,6 @@
 //!
 //! The rooms, each depending only on rooms above it:
 //!
-//! - [`api`]: generated wire types; IDs, names, times that several rooms share
-//! - [`storage`]: everything that touches the disk, and the typed tables
-//! - [`identity`]: CA, certificates, join tokens, TLS, key file, caller authorization
-//! - [`raft`]: consensus
-//! - [`services`]: what runs on top of the store
-//! - [`agent`]: the worker side of a node
 //! - [`api`] – generated wire types; IDs, names, times that several rooms share
 //! - [`storage`] – everything that touches the disk, and the typed tables
 //! - [`identity`] – CA, certificates, join tokens, TLS, key file, caller authorization

@@ -6,7 +6,7 @@ pub mod health;
 pub mod keys;
 pub mod leader;
 pub mod logs;
+pub mod metrics;
 pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
-pub mod metrics;
