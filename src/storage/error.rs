@@ -1,6 +1,7 @@
 //! What can go wrong in the store, with the texts that API clients see (spec: they travel verbatim).
 
 use super::ProposeError;
+use super::engine::DbError;
 
 /// Errors of reads and transactions. `Display` of the first six variants is part of the wire contract.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -35,4 +36,10 @@ pub enum StoreError {
     /// The store has been closed.
     #[error("the store is closed")]
     Closed,
+}
+
+impl From<DbError> for StoreError {
+    fn from(error: DbError) -> StoreError {
+        StoreError::Disk(error.to_string())
+    }
 }

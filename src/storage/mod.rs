@@ -7,21 +7,39 @@
 //! This room knows nothing of raft: it proposes through the [`Proposer`] trait and is told what was
 //! committed through [`Store`]'s apply calls.
 
+pub mod apply;
+mod batch;
 pub mod codec;
 pub mod engine;
 pub mod engines;
 pub mod error;
 pub mod events;
+mod head;
+pub mod keys;
 pub mod log;
+mod membership;
 pub mod object;
+mod overlay;
 pub mod proposer;
+mod read;
+pub mod request;
+mod rows;
 pub mod seal;
 pub mod state_dir;
 pub mod store;
+mod summary;
+pub mod tables;
+#[doc(hidden)]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod tx;
 
+pub use apply::{CommittedEntry, Payload};
 pub use engines::{EngineOptions, Engines, OpenError};
 pub use error::StoreError;
 pub use events::{Change, EventBatch, Interest, RecvError, Subscription};
+pub use membership::Membership;
 pub use object::{Action, AnyObject, StoreObject, Table};
 pub use proposer::{Position, Proposal, ProposeError, Proposer};
 pub use store::{Batch, By, ReadTx, Store, Tx};

@@ -1,5 +1,6 @@
 //! The ten kinds of stored objects and what the store needs to know of each.
 
+use super::tables::Schema;
 use crate::api::types::{
     Cluster, Config, Extension, Meta, Network, Node, Resource, Secret, Service, Task, Volume,
 };
@@ -67,9 +68,9 @@ pub enum Action {
     Remove,
 }
 
-/// An object that the store can hold.
+/// An object that the store can hold. What its table indexes is said by its [`Schema`].
 pub trait StoreObject:
-    prost::Message + Default + Clone + PartialEq + Send + Sync + 'static
+    Schema + prost::Message + Default + Clone + PartialEq + Send + Sync + 'static
 {
     const TABLE: Table;
 

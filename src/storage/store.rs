@@ -1,10 +1,30 @@
-//! `view`, `update` and `batch`: what a transaction may do.
+//! `view`, `update` and `watch`: the store as services see it.
+//!
+//! Reads never wait: the applier publishes an immutable [`State`] after every run of entries, and a view
+//! holds on to one. Writers take turns only for their closure and for queueing the proposal; the next
+//! transaction builds on those that are still waiting for their commit (see `head`).
 
-use super::events::{Interest, Subscription};
-use super::object::StoreObject;
-use super::{StoreError, Table};
+use super::StoreError;
+use super::apply::ApplyErrors;
+use super::engine::Db;
+use super::events::{Interest, Registry, Subscription};
+use super::head::{Head, Writer};
+use super::membership::Membership;
+use super::object::{StoreObject, Table};
+use super::overlay::Overlay;
+use super::proposer::{ProposeError, Proposer};
+use super::read::{Reader, State};
+use super::rows;
+use super::summary::Summary;
 use crate::api::types::{NodeRole, TaskState};
+use arc_swap::ArcSwap;
+use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::Notify;
+
+pub use super::batch::Batch;
+pub use super::tx::Tx;
 
 /// A selector (spec 04 section 4.1). Tables that do not support it answer `InvalidFindBy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,67 +67,105 @@ pub enum By {
 
 /// The store of one manager. Cheap to clone.
 #[derive(Clone)]
-pub struct Store {}
-
-/// A consistent, immutable view.
-pub struct ReadTx {}
-
-/// A write transaction. Reads see its own writes and those of all transactions before it.
-pub struct Tx {}
-
-/// A long series of small changes, split into entries of at most 200 changes or 1,179,648 bytes.
-pub struct Batch {}
-
-impl ReadTx {
-    pub fn get<T: StoreObject>(&self, id: &str) -> Result<Option<Arc<T>>, StoreError> {
-        let _ = id;
-        todo!()
-    }
-    /// Matching objects in index-key order, each once.
-    pub fn find<T: StoreObject>(&self, by: By) -> Result<Vec<Arc<T>>, StoreError> {
-        let _ = by;
-        todo!()
-    }
-    pub fn count<T: StoreObject>(&self, by: By) -> Result<usize, StoreError> {
-        let _ = by;
-        todo!()
-    }
-    /// The entry index this view shows.
-    pub fn applied(&self) -> u64 {
-        todo!()
-    }
+pub struct Store {
+    pub(super) inner: Arc<Inner>,
 }
 
-impl Tx {
+/// What all clones of a [`Store`] share.
+pub(super) struct Inner {
+    /// The newest applied state. Readers take it without a lock.
+    pub state: ArcSwap<State>,
+    pub head: Mutex<Head>,
+    /// Held while a closure runs and its proposal is queued, never while anybody waits for the disk.
+    pub writer: tokio::sync::Mutex<Writer>,
+    /// Wakes the writer that waits for room among the pending transactions.
+    pub room: Notify,
+    pub proposer: RwLock<Option<Arc<dyn Proposer>>>,
+    pub events: Arc<Registry>,
+    /// Held while entries are applied.
+    pub applier: Mutex<()>,
+    pub apply_errors: ApplyErrors,
+    pub membership: RwLock<Membership>,
+    /// The next request ID, without its top bit. A random start keeps requests of different runs and
+    /// members apart.
+    pub next_request: AtomicU64,
+    pub closed: AtomicBool,
+}
+
+/// A consistent, immutable view.
+pub struct ReadTx {
+    state: Arc<State>,
+    overlay: Overlay,
+}
+
+impl ReadTx {
+    fn new(state: Arc<State>) -> ReadTx {
+        ReadTx {
+            state,
+            overlay: Overlay::default(),
+        }
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        Reader {
+            state: &self.state,
+            overlay: &self.overlay,
+        }
+    }
+
     pub fn get<T: StoreObject>(&self, id: &str) -> Result<Option<Arc<T>>, StoreError> {
-        let _ = id;
-        todo!()
+        self.reader().get_as(id)
     }
+
+    /// Matching objects in index-key order, each once.
     pub fn find<T: StoreObject>(&self, by: By) -> Result<Vec<Arc<T>>, StoreError> {
-        let _ = by;
-        todo!()
+        self.reader().find(&by)
     }
-    /// Stores a new object and returns it as stored, with its stamp and times.
-    pub fn create<T: StoreObject>(&mut self, object: T) -> Result<Arc<T>, StoreError> {
-        let _ = object;
-        todo!()
+
+    /// Number of matching objects; of a whole table from a counter.
+    pub fn count<T: StoreObject>(&self, by: By) -> Result<usize, StoreError> {
+        self.reader().count(T::TABLE, &by)
     }
-    /// Replaces an object whose version equals the stored one; returns it as stored.
-    pub fn update<T: StoreObject>(&mut self, object: T) -> Result<Arc<T>, StoreError> {
-        let _ = object;
-        todo!()
-    }
-    pub fn delete<T: StoreObject>(&mut self, id: &str) -> Result<(), StoreError> {
-        let _ = id;
-        todo!()
+
+    /// The entry index this view shows.
+    pub fn applied(&self) -> u64 {
+        self.state.applied
     }
 }
 
 impl Store {
+    /// The store in an open database.
+    pub fn open(db: Arc<Db>) -> Result<Store, StoreError> {
+        let view = db.view();
+        let applied = db.applied()?;
+        let membership = rows::read_membership(&view)?;
+        let summary = Summary::load(&view)?;
+        let state = State {
+            view,
+            applied: applied.index,
+            applied_term: applied.term,
+            summary,
+        };
+        Ok(Store {
+            inner: Arc::new(Inner {
+                state: ArcSwap::from_pointee(state),
+                head: Mutex::new(Head::new()),
+                writer: tokio::sync::Mutex::default(),
+                room: Notify::new(),
+                proposer: RwLock::new(None),
+                events: Registry::new(),
+                applier: Mutex::new(()),
+                apply_errors: ApplyErrors::default(),
+                membership: RwLock::new(membership),
+                next_request: AtomicU64::new(rand::random()),
+                closed: AtomicBool::new(false),
+            }),
+        })
+    }
+
     /// Runs `f` on the last committed state. Never blocks writers.
     pub fn view<R>(&self, f: impl FnOnce(&ReadTx) -> R) -> R {
-        let _ = f;
-        todo!()
+        f(&ReadTx::new(self.inner.state.load_full()))
     }
 
     /// Runs `f` as one transaction and returns once it is committed and applied here. An error of `f`
@@ -118,18 +176,24 @@ impl Store {
         R: Send,
         E: From<StoreError> + Send,
     {
-        let _ = f;
-        todo!()
+        let (value, outcome) = {
+            let mut writer = self.lock_writer().await?;
+            self.flush_open(&mut writer, None);
+            let (mut tx, origin) = self.begin();
+            let value = f(&mut tx)?;
+            (value, self.submit(tx, origin)?)
+        };
+        outcome.wait().await?;
+        Ok(value)
     }
 
     /// Starts a batch; see [`Batch`].
     pub fn batch(&self) -> Batch {
-        todo!()
+        Batch::new(self.clone())
     }
 
     pub fn watch(&self, interests: &[Interest]) -> Subscription {
-        let _ = interests;
-        todo!()
+        self.inner.events.subscribe(interests)
     }
 
     /// Runs `f` on a state S; the subscription delivers exactly what leads from S onwards.
@@ -138,39 +202,38 @@ impl Store {
         interests: &[Interest],
         f: impl FnOnce(&ReadTx) -> R,
     ) -> (R, Subscription) {
-        let _ = (interests, f);
-        todo!()
+        // Events are published after their state: what the state does not hold is still to come.
+        let mut subscription = self.watch(interests);
+        let view = ReadTx::new(self.inner.state.load_full());
+        subscription.skip_through(view.applied());
+        (f(&view), subscription)
     }
 
     /// Number of objects of a table, from a counter.
     pub fn len(&self, table: Table) -> u64 {
-        let _ = table;
-        todo!()
+        self.inner.state.load().summary.count(table)
     }
 
     /// Index of the last applied entry.
     pub fn applied(&self) -> u64 {
-        todo!()
-    }
-}
-
-impl Batch {
-    /// One inner transaction: all of it lands in one entry, or, on an error, none of it. Commits what
-    /// is open when it has grown large. After a failed commit every later call returns that error.
-    pub async fn update<R, E>(
-        &mut self,
-        f: impl FnOnce(&mut Tx) -> Result<R, E> + Send,
-    ) -> Result<R, E>
-    where
-        R: Send,
-        E: From<StoreError> + Send,
-    {
-        let _ = f;
-        todo!()
+        self.inner.state.load().applied
     }
 
-    /// Commits what is still open. A batch that is dropped instead leaves it unwritten.
-    pub async fn commit(self) -> Result<(), StoreError> {
-        todo!()
+    /// Term of the last applied entry.
+    pub fn applied_term(&self) -> u64 {
+        self.inner.state.load().applied_term
+    }
+
+    /// Sets who replicates transactions. Without one (offline tools, plain unit tests) transactions are
+    /// applied directly, and objects are neither stamped nor compared.
+    pub fn set_proposer(&self, proposer: Arc<dyn Proposer>) {
+        *self.inner.proposer.write() = Some(proposer);
+    }
+
+    /// Ends all subscriptions and refuses further transactions. Those that wait are failed.
+    pub fn close(&self) {
+        self.inner.closed.store(true, Ordering::Release);
+        self.end_term(ProposeError::Stopped);
+        self.inner.events.close();
     }
 }

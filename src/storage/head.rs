@@ -1,0 +1,342 @@
+//! The speculative head: transactions that are proposed but not yet applied, and their writers.
+//!
+//! A transaction runs on top of everything proposed before it, without waiting for the disk: it sees the
+//! overlays of all pending transactions. That is sound because the log keeps the order of the proposals
+//! and because they live and die together: when leadership ends, all of them fail at once
+//! ([`Store::end_term`]), and whatever of them was committed nevertheless arrives through the ordinary
+//! apply path, exactly once.
+//!
+//! Lock order: `writer` before `applier` before `head`. `head` is held for a few map operations only,
+//! never across a closure, a proposal or the disk. A waiting or cancelled writer holds nothing: dropping
+//! its future frees the writer lock, and a pending transaction belongs to the head alone.
+
+use super::StoreError;
+use super::batch::OpenBatch;
+use super::object::Action;
+use super::overlay::{Overlay, TxChange};
+use super::proposer::{MAX_REQUEST_BYTES, Proposal, ProposeError};
+use super::request;
+use super::store::Store;
+use super::tx::{Mode, Tx};
+use crate::api::time;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::{MutexGuard, oneshot};
+
+/// Transactions that may be pending at once. Far more than one disk flush can take in, so that the limit
+/// shows only when the disk stands still.
+pub const PENDING_MAX: usize = 4096;
+/// Encoded bytes that may be pending at once, 32 MiB: bounds the memory of a standing disk.
+pub const PENDING_BYTES_MAX: usize = 32 << 20;
+/// Attempts to get the writer lock before a task goes to sleep: closures take microseconds, a sleep more.
+const SPINS: usize = 100;
+
+/// What the writer lock protects.
+#[derive(Default)]
+pub(super) struct Writer {
+    /// The part of a batch that is not proposed yet.
+    pub open: Option<OpenBatch>,
+}
+
+/// Pending transactions and what they add up to.
+pub(super) struct Head {
+    /// The term of leadership, while this member is the signalled leader.
+    pub term: Option<u64>,
+    overlay: Overlay,
+    pending: VecDeque<Pending>,
+    pending_bytes: usize,
+    /// Stamp of the newest pending transaction.
+    last_stamp: Option<u64>,
+    next_writer: u64,
+}
+
+/// One pending transaction.
+pub(super) struct Pending {
+    pub writer: u64,
+    stamp: Option<u64>,
+    request_id: u64,
+    term: u64,
+    bytes: usize,
+    since: Instant,
+    pub changes: Vec<TxChange>,
+    pub reply: oneshot::Sender<Reply>,
+}
+
+/// Where a transaction began.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub term: Option<u64>,
+    pub overlay: Overlay,
+    pub writer: u64,
+    pub stamp: Option<u64>,
+}
+
+/// Tells the writer what became of its transaction.
+type Reply = Result<(), ProposeError>;
+
+/// The outcome of a submitted transaction.
+#[must_use]
+pub(super) struct Outcome(Option<oneshot::Receiver<Reply>>);
+
+impl Outcome {
+    fn settled() -> Outcome {
+        Outcome(None)
+    }
+
+    /// Waits until the transaction is applied or has failed. May be cancelled and called again.
+    pub async fn ready(&mut self) -> Result<(), StoreError> {
+        let Some(reply) = &mut self.0 else {
+            return Ok(());
+        };
+        let outcome = match reply.await {
+            Ok(outcome) => outcome,
+            // The applier gave up, which ends the process.
+            Err(_) => Err(ProposeError::Stopped),
+        };
+        self.0 = None;
+        Ok(outcome?)
+    }
+
+    pub async fn wait(mut self) -> Result<(), StoreError> {
+        self.ready().await
+    }
+}
+
+impl Head {
+    pub fn new() -> Head {
+        Head {
+            term: None,
+            overlay: Overlay::default(),
+            pending: VecDeque::new(),
+            pending_bytes: 0,
+            last_stamp: None,
+            next_writer: 1,
+        }
+    }
+
+    fn push(&mut self, pending: Pending) {
+        for change in &pending.changes {
+            self.overlay.apply(change, pending.writer);
+        }
+        self.last_stamp = pending.stamp;
+        self.pending_bytes += pending.bytes;
+        self.pending.push_back(pending);
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending.len() < PENDING_MAX && self.pending_bytes < PENDING_BYTES_MAX
+    }
+
+    fn oldest_writer(&self) -> u64 {
+        self.pending
+            .front()
+            .map_or(u64::MAX, |pending| pending.writer)
+    }
+
+    /// Takes the transaction that an entry commits, if it is the oldest one pending here.
+    pub fn take_committed(&mut self, request_id: u64, term: u64) -> Option<Pending> {
+        let front = self.pending.front()?;
+        if front.request_id != request_id || front.term != term {
+            return None;
+        }
+        let taken = self.pending.pop_front()?;
+        self.pending_bytes -= taken.bytes;
+        Some(taken)
+    }
+
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// A number for a new transaction.
+    pub fn new_writer(&mut self) -> u64 {
+        let writer = self.next_writer;
+        self.next_writer += 1;
+        writer
+    }
+
+    /// Takes the changes of an applied transaction out of the overlay.
+    pub fn prune(&mut self, changes: &[TxChange], writer: u64) {
+        self.overlay.prune(changes, writer);
+    }
+
+    /// Forgets all pending transactions; the caller fails them.
+    pub fn abandon(&mut self) -> VecDeque<Pending> {
+        self.overlay = Overlay::default();
+        self.pending_bytes = 0;
+        self.last_stamp = None;
+        std::mem::take(&mut self.pending)
+    }
+}
+
+impl Store {
+    /// Waits for the turn to write, and for room among the pending transactions.
+    pub(super) async fn lock_writer(&self) -> Result<MutexGuard<'_, Writer>, StoreError> {
+        let writer = match self.try_lock_writer() {
+            Some(writer) => writer,
+            None => self.inner.writer.lock().await,
+        };
+        loop {
+            if self.inner.closed.load(Ordering::Acquire) {
+                return Err(StoreError::Closed);
+            }
+            let room = self.inner.room.notified();
+            if self.inner.head.lock().has_room() {
+                return Ok(writer);
+            }
+            room.await;
+        }
+    }
+
+    fn try_lock_writer(&self) -> Option<MutexGuard<'_, Writer>> {
+        for _ in 0..SPINS {
+            if let Ok(writer) = self.inner.writer.try_lock() {
+                return Some(writer);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+
+    /// Starts a transaction on top of the head. The caller holds the writer lock.
+    pub(super) fn begin(&self) -> (Tx, Origin) {
+        let proposer = self.inner.proposer.read().clone();
+        let position = proposer.as_ref().and_then(|proposer| proposer.position());
+        let mut head = self.inner.head.lock();
+        // The state is loaded under the lock: what is missing in it is still in the overlay.
+        let state = self.inner.state.load_full();
+        let writer = head.new_writer();
+        // The index before the one the entry is expected to get (settled S13). While others are pending
+        // that is at least one more than theirs; the log may have grown by other entries, too.
+        let stamp = position.map(|position| match head.last_stamp {
+            Some(stamp) if head.has_pending() => position.last.max(stamp + 1),
+            _ => position.last,
+        });
+        let origin = Origin {
+            term: head.term,
+            overlay: head.overlay.clone(),
+            writer,
+            stamp,
+        };
+        drop(head);
+        let mode = Mode::Propose {
+            stamp,
+            now: time::now(),
+        };
+        let tx = Tx::new(state, origin.overlay.clone(), mode, writer);
+        (tx, origin)
+    }
+
+    /// Proposes a transaction. The caller holds the writer lock, and has since [`Store::begin`] or has
+    /// made sure that nobody else proposed in between.
+    pub(super) fn submit(&self, tx: Tx, origin: Origin) -> Result<Outcome, StoreError> {
+        if tx.changes().is_empty() {
+            return Ok(Outcome::settled());
+        }
+        let Some(proposer) = self.inner.proposer.read().clone() else {
+            self.apply_directly(tx.into_changes())?;
+            return Ok(Outcome::settled());
+        };
+        let bytes = tx.request_bytes();
+        if bytes > MAX_REQUEST_BYTES {
+            return Err(ProposeError::TooLarge.into());
+        }
+        if origin.stamp.is_none() {
+            return Err(ProposeError::Stopped.into());
+        }
+        let Some(term) = origin.term else {
+            return Err(ProposeError::LostLeadership.into());
+        };
+
+        let request_id = self.inner.next_request.fetch_add(1, Ordering::Relaxed) | 1 << 63;
+        let changes = tx.into_changes();
+        let data = encode(request_id, bytes, &changes);
+        let (reply, outcome) = oneshot::channel();
+        {
+            let mut head = self.inner.head.lock();
+            if head.term != Some(term) {
+                return Err(ProposeError::LostLeadership.into());
+            }
+            head.push(Pending {
+                writer: origin.writer,
+                stamp: origin.stamp,
+                request_id,
+                term,
+                bytes,
+                since: Instant::now(),
+                changes,
+                reply,
+            });
+        }
+        let proposal = Proposal {
+            request_id,
+            data,
+            term,
+        };
+        // Registered first: the entry may be applied before this call returns.
+        if let Err(error) = proposer.propose(proposal) {
+            self.withdraw(&origin);
+            return Err(error.into());
+        }
+        Ok(Outcome(Some(outcome)))
+    }
+
+    /// Takes back the newest pending transaction, which was not queued.
+    fn withdraw(&self, origin: &Origin) {
+        let mut head = self.inner.head.lock();
+        let newest = head.pending.back().map(|pending| pending.writer);
+        if newest != Some(origin.writer) {
+            return; // the term has ended meanwhile and took it along
+        }
+        if let Some(pending) = head.pending.pop_back() {
+            head.pending_bytes -= pending.bytes;
+            let oldest = head.oldest_writer();
+            head.overlay
+                .revert(&pending.changes, origin.writer, &origin.overlay, oldest);
+            head.last_stamp = origin.stamp.map(|stamp| stamp.saturating_sub(1));
+        }
+    }
+
+    /// How many transactions are pending, and since when the oldest one is.
+    pub fn pending(&self) -> (usize, Option<Instant>) {
+        let head = self.inner.head.lock();
+        let oldest = head.pending.front().map(|pending| pending.since);
+        (head.pending.len(), oldest)
+    }
+
+    /// This member is the signalled leader of `term` from here on. Called by the applier, in order.
+    pub fn begin_term(&self, term: u64) {
+        self.fail_pending(ProposeError::LostLeadership, Some(term));
+    }
+
+    /// Leadership is over: all pending transactions fail with `why`, their outcome being unknown. Called
+    /// by the applier, in order between applies.
+    pub fn end_term(&self, why: ProposeError) {
+        self.fail_pending(why, None);
+    }
+
+    /// Fails everything that is pending and goes over to another term.
+    pub(super) fn fail_pending(&self, why: ProposeError, term: Option<u64>) {
+        let failed = {
+            let mut head = self.inner.head.lock();
+            head.term = term;
+            head.abandon()
+        };
+        self.inner.room.notify_one();
+        for pending in failed {
+            // Nobody listens any more if the caller gave up.
+            let _ = pending.reply.send(Err(why.clone()));
+        }
+    }
+}
+
+fn encode(request_id: u64, bytes: usize, changes: &[TxChange]) -> Vec<u8> {
+    let actions = changes.iter().map(|change| {
+        let action: Action = change.change.action;
+        (action, change.table(), &change.payload)
+    });
+    let data = request::encode(request_id, bytes, actions);
+    debug_assert_eq!(data.len(), bytes);
+    data
+}

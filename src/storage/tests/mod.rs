@@ -1,0 +1,5 @@
+//! Tests of the store: rules, selectors, transactions, events.
+
+mod rules;
+mod support;
+mod transactions;
