@@ -1,6 +1,7 @@
 //! What runs on top of the store. Leader-gated services live for one leadership term.
 
 pub mod admin;
+pub mod control;
 pub mod dispatcher;
 pub mod health;
 pub mod keys;
@@ -10,3 +11,4 @@ pub mod metrics;
 pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
+pub mod task_diff;

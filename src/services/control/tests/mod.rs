@@ -1,0 +1,1 @@
+//! Control calls over a store, through the gRPC trait.
