@@ -7,24 +7,33 @@
 //! - [`private_key`], [`key_cipher`], [`record`], [`dek`]: keys, and keys that encrypt keys
 //! - [`cert`], [`issue`], [`root_ca`], [`token`]: certificates, their issue, the CA, join tokens
 //! - [`key_file`], [`security`], [`tls`]: the node's own pair on disk and in use
-//! - [`caller`]: who is behind a request
+//! - [`start`], [`join`], [`renewal`]: how a node gets its identity and keeps it
+//! - [`connect`]: dialling managers
+//! - [`connection`], [`forwarded`], [`authorize`], [`caller`]: who is behind a request, and may it pass
 //!
 //! Guarantees: key material is wiped when dropped and never printed or logged; files are replaced
 //! atomically; a value that exists has been checked. This room never looks into the store.
 
+pub mod authorize;
 pub mod caller;
 pub mod cert;
 pub mod clock;
+pub mod connect;
+pub mod connection;
 pub mod dek;
 pub mod files;
+pub mod forwarded;
 pub mod issue;
+pub mod join;
 pub mod key_cipher;
 pub mod key_file;
 pub mod pem;
 pub mod private_key;
 pub mod record;
+pub mod renewal;
 pub mod root_ca;
 pub mod security;
+pub mod start;
 pub mod tls;
 pub mod token;
 

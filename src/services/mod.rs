@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod control;
 pub mod dispatcher;
+pub mod ca;
 pub mod health;
 pub mod keys;
 pub mod leader;
@@ -12,3 +13,4 @@ pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
 pub mod task_diff;
+pub mod server;
