@@ -35,9 +35,6 @@ use crate::storage::{
 pub const MESSAGE_UNKNOWN: &str =
     r#"Node moved to "unknown" state due to leadership change in cluster"#;
 
-/// Longest sleep of the timer when there is nothing to wait for.
-const IDLE_SLEEP: Duration = Duration::from_secs(3600);
-
 /// Longest wait for handlers and streams at the end of a term. They hold nothing that could act.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -128,6 +125,18 @@ impl ActiveTerm {
     ) -> anyhow::Result<()> {
         self.register_all(&nodes);
         let mut tasks = JoinSet::new();
+        let result = self.run_tasks(&mut tasks, events, nodes, opened).await;
+        tasks.shutdown().await;
+        result
+    }
+
+    async fn run_tasks(
+        self: &Arc<ActiveTerm>,
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+        events: Subscription,
+        nodes: Vec<Arc<Node>>,
+        opened: impl FnOnce(),
+    ) -> anyhow::Result<()> {
         let active = Arc::clone(self);
         tasks.spawn(async move { active.writer.run(active.cancel.clone()).await });
         let active = Arc::clone(self);
@@ -279,30 +288,36 @@ impl ActiveTerm {
     }
 
     /// Waits for deadlines and handles them.
+    ///
+    /// It also wakes twice in each period, to notice when it could not: a manager that was stopped
+    /// or starved finds deadlines passed that its nodes would have met. Nodes beat three times
+    /// before they expire, so a pause that is too short to be noticed harms nobody.
     async fn run_timers(&self) -> anyhow::Result<()> {
         loop {
+            let period = self.choose_period();
             let next = self.registry.lock().next_deadline();
-            let due = next.unwrap_or_else(|| Instant::now() + IDLE_SLEEP);
+            let tick = Instant::now() + period / 2;
+            let wake = next.map_or(tick, |next| next.min(tick));
             tokio::select! {
                 () = self.timer_moved.notified() => continue,
-                () = tokio::time::sleep_until(due) => self.handle_deadlines(due),
+                () = tokio::time::sleep_until(wake) => {}
             }
-        }
-    }
-
-    fn handle_deadlines(&self, due: Instant) {
-        let now = Instant::now();
-        let period = self.choose_period();
-        let late = now.duration_since(due);
-        let fired = self.with_registry(|registry| {
+            let late = wake.elapsed();
             if late > period {
                 warn!(
                     ?late,
                     "this manager stood still; nodes get more time to report"
                 );
-                registry.forgive(self.expiry(period));
+                let expiry = self.expiry(period);
+                self.registry.lock().forgive(expiry);
             }
-            registry.expire(now, self.settings.node_down_period)
+            self.handle_deadlines();
+        }
+    }
+
+    fn handle_deadlines(&self) {
+        let fired = self.with_registry(|registry| {
+            registry.expire(Instant::now(), self.settings.node_down_period)
         });
         for fired in fired {
             match fired {

@@ -168,3 +168,6 @@ impl LeaderService for Dispatcher {
         self.clone().run_term(term, ready).boxed()
     }
 }
+
+#[cfg(test)]
+mod tests;
