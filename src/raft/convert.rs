@@ -136,8 +136,10 @@ fn snapshot_from_wire(snapshot: raftpb::Snapshot) -> Result<eraftpb::Snapshot, C
     if !simple {
         return Err(ConvertError::SnapshotConfiguration(index));
     }
-    let mut out = eraftpb::Snapshot::default();
-    out.data = snapshot.data.unwrap_or_default().into();
+    let mut out = eraftpb::Snapshot {
+        data: snapshot.data.unwrap_or_default().into(),
+        ..Default::default()
+    };
     out.mut_metadata().index = index;
     out.mut_metadata().term = metadata.term.unwrap_or_default();
     out.mut_metadata()
@@ -256,13 +258,14 @@ pub fn conf_change_from_library(change: &eraftpb::ConfChange) -> raftpb::ConfCha
 }
 
 pub fn conf_state_to_library(state: raftpb::ConfState) -> eraftpb::ConfState {
-    let mut out = eraftpb::ConfState::default();
-    out.voters = state.voters;
-    out.learners = state.learners;
-    out.voters_outgoing = state.voters_outgoing;
-    out.learners_next = state.learners_next;
-    out.auto_leave = state.auto_leave.unwrap_or_default();
-    out
+    eraftpb::ConfState {
+        voters: state.voters,
+        learners: state.learners,
+        voters_outgoing: state.voters_outgoing,
+        learners_next: state.learners_next,
+        auto_leave: state.auto_leave.unwrap_or_default(),
+        ..Default::default()
+    }
 }
 
 pub fn conf_state_from_library(state: eraftpb::ConfState) -> raftpb::ConfState {
@@ -280,10 +283,12 @@ mod tests {
     use super::*;
 
     fn append() -> eraftpb::Message {
-        let mut entry = eraftpb::Entry::default();
-        entry.term = 5;
-        entry.index = 1;
-        entry.data = vec![1, 2, 3].into();
+        let entry = eraftpb::Entry {
+            term: 5,
+            index: 1,
+            data: vec![1, 2, 3].into(),
+            ..Default::default()
+        };
         let mut message = eraftpb::Message::default();
         message.set_msg_type(eraftpb::MessageType::MsgAppend);
         message.to = 1;

@@ -16,10 +16,11 @@ use raft::eraftpb::Message;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// Proposals that may wait. At 100,000 writes/s they are worth 40 ms; more would only add latency.
-const PROPOSALS_MAX: usize = 4096;
-/// Bytes of proposals that may wait: ten of the largest.
-const PROPOSAL_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Proposals that may wait: more than the store lets be pending, so that writers wait there instead of
+/// failing here.
+const PROPOSALS_MAX: usize = 8192;
+/// Bytes of proposals that may wait, 48 MiB; also above the store's own limit.
+const PROPOSAL_BYTES_MAX: usize = 48 * 1024 * 1024;
 /// Proposals taken per turn, so that ticks and heartbeats are not starved (spec 01 section 8).
 const PROPOSALS_PER_TURN: usize = 1024;
 /// Bytes of proposals taken per turn; at least one is.
@@ -92,7 +93,7 @@ pub struct Wishes {
 struct State {
     /// The term whose proposals are accepted.
     term: Option<u64>,
-    /// Why proposals are refused although the term is right.
+    /// Why proposals are refused, whatever their term.
     refusal: Option<ProposeError>,
     proposals: VecDeque<Proposal>,
     proposal_bytes: usize,
@@ -140,11 +141,11 @@ impl Inbox {
         if state.closed || state.stopping {
             return Err(ProposeError::Stopped);
         }
-        if state.term != Some(proposal.term) {
-            return Err(ProposeError::LostLeadership);
-        }
         if let Some(refusal) = &state.refusal {
             return Err(refusal.clone());
+        }
+        if state.term != Some(proposal.term) {
+            return Err(ProposeError::LostLeadership);
         }
         let bytes = state.proposal_bytes + proposal.data.len();
         if state.proposals.len() >= PROPOSALS_MAX || bytes > PROPOSAL_BYTES_MAX {
@@ -211,6 +212,11 @@ impl Inbox {
     /// Refuses proposals for this reason, or no longer. Those that wait stay.
     pub fn refuse(&self, refusal: Option<ProposeError>) {
         self.state.lock().refusal = refusal;
+    }
+
+    /// Whether an orderly stop was asked for.
+    pub fn is_stopping(&self) -> bool {
+        self.state.lock().stopping
     }
 
     pub fn has_proposals(&self) -> bool {

@@ -42,13 +42,9 @@ pub trait LogStore: Send + 'static {
     /// The stored hard state.
     fn hard_state(&self) -> HardState;
     /// Writes entries, cutting off what the log held from the first of them on, and the hard state, as
-    /// one batch; durable on return if `sync`.
-    fn append(
-        &mut self,
-        entries: &[Entry],
-        hard_state: Option<&HardState>,
-        sync: bool,
-    ) -> Result<(), LogError>;
+    /// one batch; durable on return. A mere change of the commit index may stay in memory until the
+    /// next batch.
+    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError>;
     /// Forgets the entries up to and including `index`. Whoever calls this knows that the state machine
     /// holds their effect durably.
     fn compact(&mut self, index: u64) -> Result<(), LogError>;
@@ -58,6 +54,8 @@ pub trait LogStore: Send + 'static {
     fn size_bytes(&self) -> u64;
     /// Makes the end of the log known to the next opening, durably (settled S8).
     fn mark(&mut self) -> Result<(), LogError>;
+    /// Writes what is still only in memory; the last call.
+    fn close(&mut self) -> Result<(), LogError>;
 }
 
 /// The reason of a failed read, shared with the thread's supervisor.
@@ -100,13 +98,8 @@ impl<L: LogStore> LogView<L> {
     }
 
     /// Writes one batch; see [`LogStore::append`].
-    pub fn append(
-        &mut self,
-        entries: &[Entry],
-        hard_state: Option<&HardState>,
-        sync: bool,
-    ) -> Result<(), LogError> {
-        self.log.append(entries, hard_state, sync)?;
+    pub fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError> {
+        self.log.append(entries, hard_state)?;
         self.cache.get_mut().append(entries);
         Ok(())
     }

@@ -8,8 +8,8 @@
 //!                          └─ report ─ apply thread ──▶ Store (one batch per run of entries)
 //! ```
 //!
-//! Two plain threads, because their I/O blocks. The *raft thread*  alone calls the consensus
-//! library and the log. The *apply thread*  alone writes the tables. They share no locks
+//! Two plain threads, because their I/O blocks. The *raft thread* ([`node`]) alone calls the consensus
+//! library and the log. The *apply thread* ([`applier`]) alone writes the tables. They share no locks
 //! but the inbox, and neither ever waits for the other: when the applier is behind, committed entries
 //! stay in the log.
 //!
@@ -27,16 +27,31 @@ pub mod convert;
 pub mod membership;
 pub mod rpc;
 
+mod applier;
 mod assembly;
+mod bootstrap;
+mod disk;
 mod error;
 mod handle;
 mod inbox;
 mod log_store;
 mod logging;
+mod member;
+mod node;
 mod outbox;
 mod phase;
+mod reads;
+mod ready;
 mod retention;
+mod upkeep;
 
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use disk::bootstrap;
 pub use error::RaftError;
 pub use handle::{End, Handle, Leadership, MemberView, Status};
+pub use member::{Config, OnDeath};
 pub use outbox::{NoPeers, Outbox};

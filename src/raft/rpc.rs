@@ -7,7 +7,7 @@
 //! Other managers cannot join yet: `Join` says so, and `Leave` answers for a group of one.
 
 use super::assembly::{Assembly, ChunkError};
-use super::convert;
+use super::convert::{self, ConvertError};
 use super::error::RaftError;
 use super::handle::Handle;
 use super::membership::Book;
@@ -67,9 +67,12 @@ impl RaftRpc {
             tracing::debug!(from = format!("{from:x}"), reason, "raft message dropped");
             return Ok(());
         }
-        let message = convert::message_from_wire(message)
-            .map_err(|error| Status::invalid_argument(error.to_string()))?;
-        self.member.step(message);
+        match convert::message_from_wire(message) {
+            Ok(message) => self.member.step(message),
+            // The peer answers so as well: there is nothing in it to be wrong.
+            Err(ConvertError::NoSnapshot) => tracing::debug!("empty raft snapshot dropped"),
+            Err(error) => return Err(Status::invalid_argument(error.to_string())),
+        }
         Ok(())
     }
 

@@ -488,7 +488,7 @@ impl RaftLog {
     }
 
     /// Writes what is still only in memory; the last act before an orderly stop.
-    pub fn close(mut self) -> Result<(), LogError> {
+    pub fn close(&mut self) -> Result<(), LogError> {
         if self.commit_unwritten {
             let mut batch = LogBatch::default();
             self.put_record(&mut batch, key::HARD_STATE, &self.hard_state)?;

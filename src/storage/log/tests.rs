@@ -306,7 +306,7 @@ fn an_entry_moved_to_another_index_or_term_does_not_open() {
 #[test]
 fn entries_are_sealed_on_disk() {
     let fixture = Fixture::new();
-    let log = fixture.claimed(9);
+    let mut log = fixture.claimed(9);
     let dir = log.dir().to_owned();
     log.close().unwrap();
     for file in scan::list(&dir, scan::Queue::Append).unwrap() {

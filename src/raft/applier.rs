@@ -1,0 +1,155 @@
+//! The thread that applies committed entries, in log order, and is the only one to write the tables.
+//!
+//! It takes tasks from a bounded queue that the raft thread fills and never blocks on. Entries that have
+//! gathered while a write was under way are applied together, as one batch; the markers between them
+//! (a term begins, a term ends, make it durable) take effect exactly at their place in the log.
+//!
+//! Any failure ends the process: a member that skipped an entry would hold another state than the rest
+//! of the group and pass it on.
+
+use super::error::Fatal;
+use super::handle::Shared;
+use super::log_store::entry_cost;
+use super::retention::Retention;
+use crate::storage::ProposeError;
+use crate::storage::{CommittedEntry, Membership, Payload};
+use crossbeam_channel::Receiver;
+use raft::eraftpb::Entry;
+use std::sync::Arc;
+
+/// Entries applied as one batch.
+const RUN_ENTRIES_MAX: usize = 1024;
+/// Bytes of entries applied as one batch; a single larger entry is applied alone.
+const RUN_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// The replicated state machine: the object store, or a double in unit tests.
+pub trait Machine: Send + 'static {
+    /// Applies entries that follow the last applied one, as one atomic write.
+    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), String>;
+    /// This member leads in `term` and everything before it is applied: transactions may start.
+    fn begin_term(&mut self, term: u64);
+    /// Transactions of the term fail with `why`; those already in the log may still be applied.
+    fn end_term(&mut self, why: ProposeError);
+    /// Makes everything applied so far durable.
+    fn sync(&mut self) -> Result<(), String>;
+    /// How long the log is to be kept, according to the applied state.
+    fn retention(&mut self) -> Retention;
+}
+
+/// A committed entry, with the configuration it leads to if it changes that.
+pub struct Handed {
+    pub entry: Entry,
+    pub membership: Option<Membership>,
+}
+
+/// One step of the applier.
+pub enum Task {
+    Entries(Vec<Handed>),
+    BeginTerm(u64),
+    EndTerm(ProposeError),
+    /// Make what is applied durable and report up to where that is.
+    Sync,
+    /// Make what is applied durable and end the thread.
+    Stop,
+}
+
+/// The applier's state.
+pub struct Applier<M> {
+    pub machine: M,
+    pub tasks: Receiver<Task>,
+    pub shared: Arc<Shared>,
+    /// Index of the last applied entry.
+    pub applied: u64,
+}
+
+impl<M: Machine> Applier<M> {
+    /// Works off tasks until told to stop.
+    pub fn run(&mut self) -> Result<(), Fatal> {
+        loop {
+            let task = self.tasks.recv().map_err(|_| Fatal::ThreadGone("raft"))?;
+            let mut next = Some(task);
+            while let Some(task) = next.take() {
+                match task {
+                    Task::Entries(entries) => next = self.apply_run(entries)?,
+                    Task::BeginTerm(term) => {
+                        self.machine.begin_term(term);
+                        self.shared.inbox.report(|progress| progress.begun += 1);
+                    }
+                    Task::EndTerm(why) => self.machine.end_term(why),
+                    Task::Sync => self.sync()?,
+                    Task::Stop => return self.sync(),
+                }
+            }
+        }
+    }
+
+    /// Applies these entries and those queued right behind them, then reports. Returns the task that
+    /// ended the run.
+    fn apply_run(&mut self, mut entries: Vec<Handed>) -> Result<Option<Task>, Fatal> {
+        let mut bytes: u64 = entries.iter().map(|handed| entry_cost(&handed.entry)).sum();
+        let mut next = None;
+        while entries.len() < RUN_ENTRIES_MAX && bytes < RUN_BYTES_MAX {
+            match self.tasks.try_recv() {
+                Ok(Task::Entries(more)) => {
+                    bytes += more
+                        .iter()
+                        .map(|handed| entry_cost(&handed.entry))
+                        .sum::<u64>();
+                    entries.extend(more);
+                }
+                Ok(other) => {
+                    next = Some(other);
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        self.apply(entries, bytes)?;
+        Ok(next)
+    }
+
+    fn apply(&mut self, entries: Vec<Handed>, bytes: u64) -> Result<(), Fatal> {
+        let Some(last) = entries.last().map(|handed| handed.entry.index) else {
+            return Ok(());
+        };
+        let from = self.applied + 1;
+        let committed = entries.into_iter().map(committed_entry).collect();
+        self.machine
+            .apply(committed)
+            .map_err(|reason| Fatal::Apply {
+                from,
+                to: last,
+                reason,
+            })?;
+        self.applied = last;
+        let retention = self.machine.retention();
+        self.shared.inbox.report(|progress| {
+            progress.applied = last;
+            progress.applied_bytes += bytes;
+            progress.retention = retention;
+        });
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), Fatal> {
+        self.machine.sync().map_err(Fatal::Sync)?;
+        let synced = self.applied;
+        self.shared
+            .inbox
+            .report(|progress| progress.synced = synced);
+        Ok(())
+    }
+}
+
+fn committed_entry(handed: Handed) -> CommittedEntry {
+    let payload = match handed.membership {
+        Some(membership) => Payload::Membership(membership),
+        None if handed.entry.data.is_empty() => Payload::Empty,
+        None => Payload::Request(handed.entry.data.to_vec()),
+    };
+    CommittedEntry {
+        index: handed.entry.index,
+        term: handed.entry.term,
+        payload,
+    }
+}

@@ -1,0 +1,246 @@
+//! What the library has ready: entries for the log, messages for others, committed entries.
+//!
+//! The rule is to persist before promising (spec 03 section 20.2, R1): entries and hard state of one
+//! turn go into the log as one batch, and answers to other members leave only when it is durable. A
+//! leader's own messages may leave before, because a follower's fsync can then overlap with its own.
+//!
+//! A commit index alone is never worth an fsync, nor a write of its own: it travels with the next batch.
+
+use super::applier::{Handed, Task};
+use super::convert::{self, ChangeKind};
+use super::error::Fatal;
+use super::inbox::Wishes;
+use super::log_store::{LogError, LogStore, entry_cost};
+use super::node::Node;
+use crate::api::raftpb;
+use crate::storage::Membership;
+use crate::storage::ProposeError;
+use raft::eraftpb::{Entry, EntryType, Message};
+use raft::{LightReady, Ready};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Time between two attempts to write to a full disk.
+const RETRY_AFTER: Duration = Duration::from_millis(250);
+
+impl<L: LogStore> Node<L> {
+    /// One round with the library. False when a stop was asked for while the disk was full.
+    pub(super) fn handle_ready(&mut self) -> Result<bool, Fatal> {
+        self.raw.store().set_gate(self.gate_open());
+        let mut ready = self.raw.ready();
+        self.raw.store().set_gate(true);
+        if !ready.snapshot().is_empty() {
+            return Err(Fatal::Library(
+                "it accepted a snapshot although none was stepped".into(),
+            ));
+        }
+        self.send(ready.take_messages());
+        let entries = ready.take_entries();
+        if !self.persist(&entries, ready.must_sync())? {
+            return Ok(false);
+        }
+        self.send(ready.take_persisted_messages());
+        self.follow_role()?;
+        let committed = ready.take_committed_entries();
+        self.hand_on(committed)?;
+        self.reads.ready(ready.take_read_states(), self.applied);
+        let mut light = self.advance(ready);
+        self.send(light.take_messages());
+        let committed = light.take_committed_entries();
+        self.hand_on(committed)?;
+        Ok(true)
+    }
+
+    fn advance(&mut self, ready: Ready) -> LightReady {
+        self.raw.store().set_gate(self.gate_open());
+        let light = self.raw.advance_append(ready);
+        self.raw.store().set_gate(true);
+        light
+    }
+
+    fn send(&mut self, messages: Vec<Message>) {
+        if messages.is_empty() {
+            return;
+        }
+        let messages = messages.into_iter().filter_map(convert::message_to_wire);
+        self.outbox.send(messages.collect());
+    }
+
+    // -------------------------------------------------------------------------------- persisting
+
+    /// Writes one batch if something in it matters; see the module's comment. Tries again for as long
+    /// as the disk is full, and returns false if a stop was asked for meanwhile.
+    fn persist(&mut self, entries: &[Entry], sync: bool) -> Result<bool, Fatal> {
+        if !sync && entries.is_empty() {
+            return Ok(true);
+        }
+        let hard_state = self.raw.raft.hard_state();
+        let mut stalled = false;
+        loop {
+            match self.raw.mut_store().append(entries, &hard_state) {
+                Ok(()) => break,
+                Err(LogError::NoSpace(reason)) => {
+                    if !stalled {
+                        stalled = true;
+                        self.stall(reason)?;
+                    }
+                    if !self.wait_for_space() {
+                        return Ok(false);
+                    }
+                }
+                Err(LogError::Broken(reason)) => return Err(Fatal::Log(reason)),
+            }
+        }
+        self.upkeep.wrote();
+        if stalled {
+            tracing::info!("the raft log can be written again");
+            self.refuse_while_full();
+        }
+        Ok(true)
+    }
+
+    /// The disk is full in spite of the reserve: nothing of this batch was promised. Transactions under
+    /// way fail, new ones are refused, reads go on.
+    fn stall(&mut self, reason: String) -> Result<(), Fatal> {
+        tracing::error!(%reason, "the raft log cannot be written; retrying until there is space");
+        let refusal = ProposeError::DiskFull(reason);
+        self.shared.inbox.refuse(Some(refusal.clone()));
+        self.shared.status.lock().refusal = Some(refusal.to_string());
+        if self.book.is_alone(self.raw.raft.id) {
+            return self.interrupt(refusal);
+        }
+        // Without heartbeats the others will choose a new leader.
+        match self.phase.lose() {
+            Some(effect) => self.take_effect(effect, refusal),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves reads until it is time for another attempt; false if the member is to stop.
+    fn wait_for_space(&mut self) -> bool {
+        let until = Instant::now() + RETRY_AFTER;
+        let only_requests = Wishes {
+            proposals: false,
+            progress: false,
+            all: false,
+        };
+        while Instant::now() < until {
+            if self.shared.inbox.is_stopping() {
+                return false;
+            }
+            let intake = self.shared.inbox.wait(only_requests, until);
+            self.serve(intake.requests);
+        }
+        true
+    }
+
+    /// Closes the log, with everything known now unless a write had to be given up: the hard state may
+    /// then speak of entries that the log does not hold.
+    pub(super) fn close_log(&mut self, complete: bool) -> Result<(), Fatal> {
+        let hard_state = self.raw.raft.hard_state();
+        let store = self.raw.mut_store();
+        let known = match complete {
+            true => store.append(&[], &hard_state),
+            false => Ok(()),
+        };
+        match known.and_then(|()| store.log_mut().close()) {
+            Ok(()) => Ok(()),
+            // The commit index is all that is missing; the next start finds it out by itself.
+            Err(LogError::NoSpace(reason)) => {
+                tracing::warn!(%reason, "stopping without the last commit index");
+                Ok(())
+            }
+            Err(LogError::Broken(reason)) => Err(Fatal::Log(reason)),
+        }
+    }
+
+    // --------------------------------------------------------------------------------- committed
+
+    /// Passes committed entries to the applier. The library learns of configuration changes here, in
+    /// log order; the applier records the outcome together with the entry.
+    fn hand_on(&mut self, committed: Vec<Entry>) -> Result<(), Fatal> {
+        self.publish_indexes();
+        let Some(last) = committed.last().map(|entry| entry.index) else {
+            return self.begin_if_complete();
+        };
+        let mut batch = Vec::with_capacity(committed.len());
+        for entry in committed {
+            let membership = match entry.get_entry_type() {
+                EntryType::EntryNormal => None,
+                EntryType::EntryConfChange if entry.data.is_empty() => None,
+                EntryType::EntryConfChange => Some(self.change_configuration(&entry)?),
+                EntryType::EntryConfChangeV2 => {
+                    return Err(unknown(&entry, "it is a version 2 configuration change"));
+                }
+            };
+            self.handed_bytes += entry_cost(&entry);
+            batch.push(Handed { entry, membership });
+        }
+        self.handed = last;
+        self.send_task(Task::Entries(batch))?;
+        self.begin_if_complete()
+    }
+
+    fn begin_if_complete(&mut self) -> Result<(), Fatal> {
+        match self.phase.handed(self.handed) {
+            Some(effect) => self.take_effect(effect, ProposeError::LostLeadership),
+            None => Ok(()),
+        }
+    }
+
+    /// Processes a committed configuration change and returns where it leads.
+    fn change_configuration(&mut self, entry: &Entry) -> Result<Membership, Fatal> {
+        let (kind, change) = convert::decode_conf_change(entry.index, &entry.data)
+            .map_err(|error| unknown(entry, &error.to_string()))?;
+        if let Err(verdict) = self.book.validate(kind, &change) {
+            tracing::debug!(index = entry.index, %verdict, "configuration change without effect");
+        }
+        let outcome = self.book.process(kind, &change);
+        tracing::info!(index = entry.index, ?outcome, "raft configuration change");
+        self.shared.book.store(self.book.clone().into());
+        let conf_state = self.apply_to_library(entry, kind, &change)?;
+        Ok(Membership {
+            conf_state: convert::conf_state_from_library(conf_state),
+            members: self.book.members().cloned().collect(),
+            removed: self.book.removed().collect(),
+        })
+    }
+
+    /// Changes the library's configuration. It never hears of an update: its own change of that number
+    /// would take the member's vote away (spec 03 section 19.2).
+    fn apply_to_library(
+        &mut self,
+        entry: &Entry,
+        kind: ChangeKind,
+        change: &raftpb::ConfChange,
+    ) -> Result<raft::eraftpb::ConfState, Fatal> {
+        let unchanged = self.raw.raft.prs().conf().to_conf_state();
+        if kind == ChangeKind::Update || change.node_id.unwrap_or_default() == raft::INVALID_ID {
+            return Ok(unchanged);
+        }
+        match convert::conf_change_to_library(change) {
+            Some(change) => self
+                .raw
+                .apply_conf_change(&change)
+                .map_err(|error| unknown(entry, &error.to_string())),
+            None => Ok(unchanged),
+        }
+    }
+
+    /// Publishes where the log stands. This comes before the entries are handed on: whoever sees an
+    /// entry applied must see an end of the log that is not before it, because the next transaction is
+    /// stamped with it (settled S13).
+    fn publish_indexes(&self) {
+        let log = &self.raw.raft.raft_log;
+        self.shared.last.store(log.last_index(), Ordering::Release);
+        self.shared.commit.store(log.committed, Ordering::Release);
+    }
+}
+
+fn unknown(entry: &Entry, reason: &str) -> Fatal {
+    Fatal::Entry {
+        index: entry.index,
+        term: entry.term,
+        reason: reason.to_owned(),
+    }
+}

@@ -1,0 +1,225 @@
+//! The raft services, called over a connection.
+
+use super::*;
+use crate::api::raftpb::{Message, MessageType, Snapshot};
+use crate::api::types::raft_client::RaftClient;
+use crate::api::types::raft_membership_client::RaftMembershipClient;
+use crate::api::types::{
+    JoinRequest, LeaveRequest, ProcessRaftMessageRequest, ResolveAddressRequest,
+    StreamRaftMessageRequest,
+};
+use crate::raft::rpc::{MESSAGE_BYTES_MAX, RaftRpc};
+use crate::raft::testing::Notes;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Code;
+use tonic::transport::{Channel, Server};
+
+/// A member that was told of a removed one, and a connection to its services.
+struct Served {
+    subject: Subject,
+    channel: Channel,
+}
+
+async fn serve() -> Served {
+    let (hard_state, entries) = first_log(&[record(1)]);
+    let machine = NotingMachine(Watched::new(Notes::default()));
+    machine.0.with(|notes| notes.membership.removed = vec![66]);
+    let subject = Subject::start(MemLog::new(hard_state, entries), machine);
+    let mut leadership = subject.member.leadership();
+    let leads = leadership.wait_for(|now| now.term().is_some()).await;
+    leads.unwrap();
+    let rpc = RaftRpc::new(subject.member.clone());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Server::builder()
+        .add_service(rpc.raft_server())
+        .add_service(rpc.membership_server())
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    tokio::spawn(server);
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+    Served {
+        subject,
+        channel: channel.connect().await.unwrap(),
+    }
+}
+
+impl Served {
+    async fn process(&self, message: Option<Message>) -> Result<(), tonic::Status> {
+        let request = ProcessRaftMessageRequest { message };
+        let mut client = RaftClient::new(self.channel.clone());
+        client.process_raft_message(request).await.map(drop)
+    }
+
+    async fn stream(&self, chunks: Vec<Option<Message>>) -> Result<(), tonic::Status> {
+        let chunks = chunks
+            .into_iter()
+            .map(|message| StreamRaftMessageRequest { message });
+        let mut client = RaftClient::new(self.channel.clone());
+        let stream = tokio_stream::iter(chunks.collect::<Vec<_>>());
+        client.stream_raft_message(stream).await.map(drop)
+    }
+
+    fn term(&self) -> u64 {
+        self.subject.member.leadership().borrow().term().unwrap()
+    }
+}
+
+/// A message to member 1 of a term that would depose it.
+fn message(kind: MessageType, from: u64) -> Message {
+    Message {
+        r#type: Some(kind as i32),
+        from: Some(from),
+        to: Some(1),
+        term: Some(100),
+        ..Default::default()
+    }
+}
+
+fn chunk(index: u64, bytes: usize) -> Option<Message> {
+    Some(Message {
+        index: Some(index),
+        snapshot: Some(Snapshot {
+            data: Some(vec![1; bytes]),
+            metadata: None,
+        }),
+        ..message(MessageType::MsgSnap, 5)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn messages_are_checked_before_they_are_stepped() {
+    let served = serve().await;
+    let term = served.term();
+    served.process(None).await.unwrap();
+    let removed = served
+        .process(Some(message(MessageType::MsgHeartbeat, 66)))
+        .await;
+    let removed = removed.unwrap_err();
+    assert_eq!(removed.code(), Code::NotFound);
+    assert_eq!(
+        removed.message(),
+        "raft: member was removed from the cluster"
+    );
+    // Dropped: a stranger's vote, a proposal, a message for somebody else, one from "ourselves".
+    let vote = message(MessageType::MsgVote, 9);
+    served.process(Some(vote)).await.unwrap();
+    let proposal = message(MessageType::MsgProp, 9);
+    served.process(Some(proposal)).await.unwrap();
+    let mut foreign = message(MessageType::MsgHeartbeat, 9);
+    foreign.to = Some(2);
+    served.process(Some(foreign)).await.unwrap();
+    let own = message(MessageType::MsgHeartbeat, 1);
+    served.process(Some(own)).await.unwrap();
+    // 01-A10
+    let mut unknown = message(MessageType::MsgHeartbeat, 9);
+    unknown.r#type = Some(19);
+    let refused = served.process(Some(unknown)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert_eq!(served.term(), term, "nothing of all this was stepped");
+    // Anything else is.
+    let heartbeat = message(MessageType::MsgHeartbeat, 9);
+    served.process(Some(heartbeat)).await.unwrap();
+    let mut leadership = served.subject.member.leadership();
+    let deposed = leadership.wait_for(|now| now.term() != Some(term)).await;
+    deposed.unwrap();
+    served.subject.member.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn streams_are_assembled_or_refused() {
+    let served = serve().await;
+    served.stream(vec![chunk(0, 2 << 20)]).await.unwrap();
+    served
+        .stream(vec![chunk(0, 1000), chunk(0, 1000)])
+        .await
+        .unwrap();
+    let large = served
+        .stream(vec![chunk(0, MESSAGE_BYTES_MAX)])
+        .await
+        .unwrap_err();
+    assert_eq!(large.code(), Code::ResourceExhausted);
+    let text = large.message();
+    assert!(
+        text.starts_with("grpc: received message larger than max ("),
+        "{text}"
+    );
+    assert!(text.ends_with(" vs. 4194304)"), "{text}");
+    let mixed = served
+        .stream(vec![chunk(0, 1), chunk(1, 1)])
+        .await
+        .unwrap_err();
+    assert_eq!(mixed.code(), Code::InvalidArgument);
+    assert_eq!(
+        mixed.message(),
+        "Raft message chunk with index 1 is different from the previously received raft message index 0"
+    );
+    let append = || Some(message(MessageType::MsgApp, 5));
+    let appends = served.stream(vec![append(), append()]).await.unwrap_err();
+    assert_eq!(appends.message(), "Raft message chunk is not of type 7");
+    let empty = served.stream(Vec::new()).await.unwrap_err();
+    assert_eq!(empty.code(), Code::InvalidArgument);
+    let hollow = served.stream(vec![None]).await.unwrap_err();
+    assert_eq!(hollow.code(), Code::InvalidArgument);
+    served.subject.member.stop().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn addresses_and_membership() {
+    let served = serve().await;
+    let mut raft = RaftClient::new(served.channel.clone());
+    let known = raft
+        .resolve_address(ResolveAddressRequest { raft_id: 1 })
+        .await;
+    assert_eq!(known.unwrap().into_inner().addr, "10.0.0.1:2377");
+    let unknown = raft
+        .resolve_address(ResolveAddressRequest { raft_id: 0xab })
+        .await;
+    let unknown = unknown.unwrap_err();
+    assert_eq!(
+        (unknown.code(), unknown.message()),
+        (Code::NotFound, "member ab not found")
+    );
+
+    let mut membership = RaftMembershipClient::new(served.channel.clone());
+    let addr = "10.0.0.2:2377".to_owned();
+    let join = membership.join(JoinRequest { addr }).await.unwrap_err();
+    assert_eq!(join.code(), Code::FailedPrecondition);
+    assert!(
+        join.message().contains("not available yet"),
+        "{}",
+        join.message()
+    );
+
+    let nobody = membership
+        .leave(LeaveRequest { node: None })
+        .await
+        .unwrap_err();
+    assert_eq!(nobody.code(), Code::InvalidArgument);
+    assert_eq!(nobody.message(), "no node information provided");
+    for (raft_id, text) in [
+        (
+            1,
+            "raft: member cannot be removed, because removing it may result in loss of quorum",
+        ),
+        (2, "membership: member not found in cluster list"),
+        (66, "membership: node was removed during cluster lifetime"),
+    ] {
+        let node = Some(record(raft_id));
+        let refused = membership.leave(LeaveRequest { node }).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (Code::Unknown, text));
+    }
+
+    served.subject.member.stop().await.unwrap();
+    let message = "raft: node is not yet part of a raft cluster";
+    let addr = "10.0.0.2:2377".to_owned();
+    let join = membership.join(JoinRequest { addr }).await.unwrap_err();
+    assert_eq!(
+        (join.code(), join.message()),
+        (Code::FailedPrecondition, message)
+    );
+    let gone = raft
+        .resolve_address(ResolveAddressRequest { raft_id: 1 })
+        .await
+        .unwrap_err();
+    assert_eq!((gone.code(), gone.message()), (Code::Unknown, message));
+}
