@@ -1,9 +1,9 @@
 //! What runs on top of the store. Leader-gated services live for one leadership term.
 
 pub mod admin;
+pub mod ca;
 pub mod control;
 pub mod dispatcher;
-pub mod ca;
 pub mod health;
 pub mod keys;
 pub mod leader;
@@ -12,5 +12,5 @@ pub mod metrics;
 pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
-pub mod task_diff;
 pub mod server;
+pub mod task_diff;

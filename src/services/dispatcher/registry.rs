@@ -63,7 +63,7 @@ pub struct NodeReport {
     pub registered: bool,
     /// When the node will be taken as down or, if it is, its tasks as orphaned; `None` if neither.
     pub deadline_in: Option<Duration>,
-    /// Oldest first, at most [`HISTORY_MAX`].
+    /// Oldest first, the last eight.
     pub sessions: Vec<SessionRecord>,
 }
 

@@ -106,6 +106,33 @@ async fn two_hundred_nodes_register_together() {
     );
 }
 
+#[tokio::test]
+async fn a_whole_cluster_comes_back_after_a_change_of_leader() {
+    let count = scaled(10_000);
+    let ids: Vec<String> = (0..count).map(|number| format!("n{number}")).collect();
+    let nodes: Vec<(&str, NodeState)> = ids
+        .iter()
+        .map(|id| (id.as_str(), NodeState::Ready))
+        .collect();
+    let mut world = World::new(Settings::default(), &nodes).await;
+    let start = Instant::now();
+    world.lead().await;
+    let sessions = futures::future::join_all(ids.iter().map(|id| world.register(id))).await;
+    let beats = sessions
+        .iter()
+        .zip(&ids)
+        .map(async |((session_id, _), id)| {
+            world.beat(id, session_id).await.unwrap();
+            let mut assignments = world.assignments(id, session_id).await.unwrap();
+            next(&mut assignments).await;
+            assignments
+        });
+    let assignments = futures::future::join_all(beats).await;
+    assert!(start.elapsed() <= seconds(15), "{:?}", start.elapsed());
+    assert_eq!(assignments.len(), count);
+    assert_eq!(world.dispatcher.registered_count(), Some(count));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_first_message_is_complete() {
     let world = World::leading(Settings::default(), READY).await;
