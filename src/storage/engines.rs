@@ -12,11 +12,13 @@
 use super::engine::{Applied, Db, DbError, DbOptions, Family, meta};
 use super::log::scan::{self, Scan};
 use super::log::{Disk, LogError, LogOptions, Mark, MarkFile, RaftLog};
+use super::rows;
 use super::seal::DekRing;
 use super::state_dir::{self, Access, FILE_MODE, StateDir, StateDirError};
 use judge::{Seen, Verdict, judge};
 use raft_engine::env::FileSystem;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -85,11 +87,14 @@ impl Engines {
     ) -> Result<Engines, OpenError> {
         debug_assert_eq!(dir.access(), Access::Exclusive);
         prepare(dir)?;
+        let db = match active_database(dir)? {
+            Some(path) => Some(Arc::new(open_db(dir, &path, ring, options)?)),
+            None => None,
+        };
         let mut loss = LogLoss::default();
         if let Some(damage) = scan_log(dir)?.damage {
-            if !options.accept_log_loss {
-                return Err(refused(dir, Refusal::Damage(damage)));
-            }
+            let refusal = Refusal::Damage(damage.clone());
+            may_lose(dir, db.as_ref(), options, &refusal)?;
             loss.set_aside(&dir.raft_log(), &damage)?;
         }
         let (mark, mark_file) = match MarkFile::open(&dir.raft_mark(), true) {
@@ -98,14 +103,17 @@ impl Engines {
         };
         let (files, log_dir) = (Arc::new(Disk), dir.raft_log());
         let mut log = RaftLog::open_with(dir, &log_dir, files, mark_file, ring, &options.log)?;
-        let db = open_db(dir, ring, options, log.identity().is_some())?;
+        let db = match db {
+            Some(db) => db,
+            None => Arc::new(create_db(dir, ring, options, log.identity().is_some())?),
+        };
         check_owner(dir, &db, &log, &mark, options)?;
         let applied = match log.identity() {
             Some(_) => settle(dir, &db, &mut log, mark, options, &mut loss)?,
             None => Applied::default(),
         };
         Ok(Engines {
-            db: Arc::new(db),
+            db,
             log,
             applied,
             loss: loss.into_option(),
@@ -116,7 +124,7 @@ impl Engines {
 /// Makes log and database agree, or refuses.
 fn settle(
     dir: &StateDir,
-    db: &Db,
+    db: &Arc<Db>,
     log: &mut RaftLog,
     mark: Result<Mark, String>,
     options: &EngineOptions,
@@ -129,17 +137,17 @@ fn settle(
             Verdict::Start { commit } => {
                 log.raise_commit(commit);
                 forget_installation(db, &seen)?;
-                verify(log, applied, options, loss)?;
+                verify(dir, db, log, applied, options, loss)?;
                 return Ok(applied);
             }
             Verdict::FinishInstall { at } => {
                 tracing::info!(index = at.index, "finishing the installation of a snapshot");
                 log.reset(at)?;
             }
-            Verdict::Refuse(refusal) if options.accept_log_loss && refusal.is_log_loss() => {
+            Verdict::Refuse(refusal) => {
+                may_lose(dir, Some(db), options, &refusal)?;
                 loss.give_up(log, applied, &refusal)?;
             }
-            Verdict::Refuse(refusal) => return Err(refused(dir, refusal)),
         }
         let mark = MarkFile::open(&dir.raft_mark(), false)
             .map(|file| file.mark())
@@ -154,6 +162,8 @@ fn settle(
 
 /// Reads every entry that is not applied yet.
 fn verify(
+    dir: &StateDir,
+    db: &Arc<Db>,
     log: &mut RaftLog,
     applied: Applied,
     options: &EngineOptions,
@@ -161,8 +171,37 @@ fn verify(
 ) -> Result<(), OpenError> {
     match log.verify(applied.index + 1) {
         Ok(()) => Ok(()),
-        Err((index, error)) if options.accept_log_loss => loss.cut_entries(log, index, &error),
+        Err((index, error)) if options.accept_log_loss => {
+            require_alone(dir, db)?;
+            loss.cut_entries(log, index, &error)
+        }
         Err((_, error)) => Err(error.into()),
+    }
+}
+
+/// Refuses, unless the loss of log entries was accepted and this manager is alone.
+fn may_lose(
+    dir: &StateDir,
+    db: Option<&Arc<Db>>,
+    options: &EngineOptions,
+    refusal: &Refusal,
+) -> Result<(), OpenError> {
+    if !options.accept_log_loss || !refusal.is_log_loss() {
+        return Err(refused(dir, refusal.clone()));
+    }
+    match db {
+        Some(db) => require_alone(dir, db),
+        None => Ok(()),
+    }
+}
+
+/// A member of a group that forgot what it promised could make the group lose acknowledged writes.
+fn require_alone(dir: &StateDir, db: &Arc<Db>) -> Result<(), OpenError> {
+    let membership =
+        rows::read_membership(&db.view()).map_err(|error| OpenError::Part(error.to_string()))?;
+    match membership.conf_state.voters.len() {
+        0 | 1 => Ok(()),
+        voters => Err(refused(dir, Refusal::NotAlone { voters })),
     }
 }
 
@@ -288,37 +327,44 @@ fn is_empty(path: &Path) -> Result<bool, OpenError> {
     Ok(entries.next().is_none())
 }
 
-/// The database that `ACTIVE` names.
-fn active_database(dir: &StateDir) -> Result<PathBuf, OpenError> {
+/// The database that `ACTIVE` names; `None` if there is no such file.
+fn active_database(dir: &StateDir) -> Result<Option<PathBuf>, OpenError> {
     let path = dir.raft_db().join("ACTIVE");
-    let number = fs::read_to_string(&path)
-        .map_err(|error| error.to_string())
-        .and_then(|text| {
-            let number = text.trim_end().parse::<u64>();
-            number.map_err(|error| error.to_string())
-        })
-        .map_err(|reason| refused(dir, Refusal::NoDatabase(reason)))?;
-    Ok(dir.raft_db().join(number.to_string()))
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(StateDirError::read(&path, error).into()),
+    };
+    let number = String::from_utf8_lossy(&text).trim_end().parse::<u64>();
+    let number = number.map_err(|error| refused(dir, Refusal::NoDatabase(error.to_string())))?;
+    Ok(Some(dir.raft_db().join(number.to_string())))
 }
 
-/// Opens the active database and removes what an interrupted installation left; creates the first one
-/// beside a log that belongs to nobody yet.
+/// Opens the active database and removes what an interrupted installation left.
 fn open_db(
+    dir: &StateDir,
+    path: &Path,
+    ring: &DekRing,
+    options: &EngineOptions,
+) -> Result<Db, OpenError> {
+    let db = Db::open(path, ring, &options.db)?;
+    remove_databases_except(dir, Some(path))?;
+    Ok(db)
+}
+
+/// Creates the first database, beside a log that belongs to nobody yet.
+fn create_db(
     dir: &StateDir,
     ring: &DekRing,
     options: &EngineOptions,
     claimed: bool,
 ) -> Result<Db, OpenError> {
-    let active = dir.raft_db().join("ACTIVE");
-    if !active.exists() && !claimed {
-        remove_databases_except(dir, None)?;
-        let db = Db::create(&dir.raft_db().join("1"), ring, &options.db)?;
-        state_dir::write_atomic(&active, b"1\n", FILE_MODE)?;
-        return Ok(db);
+    if claimed {
+        return Err(refused(dir, Refusal::NoDatabase("no such file".into())));
     }
-    let path = active_database(dir)?;
-    let db = Db::open(&path, ring, &options.db)?;
-    remove_databases_except(dir, Some(&path))?;
+    remove_databases_except(dir, None)?;
+    let db = Db::create(&dir.raft_db().join("1"), ring, &options.db)?;
+    state_dir::write_atomic(&dir.raft_db().join("ACTIVE"), b"1\n", FILE_MODE)?;
     Ok(db)
 }
 

@@ -13,7 +13,7 @@
 //! state, is the authority for where the log begins.
 
 use super::codec::{self, CodecError, Record};
-use super::seal::{SealError, Sealer};
+use super::seal::{KeyId, SealError, Sealer};
 use raft::eraftpb::{Entry, HardState};
 use raft_engine::env::FileSystem;
 use raft_engine::{Command, Engine, LogBatch, MessageExt};
@@ -280,6 +280,15 @@ impl<F: FileSystem> RaftLog<F> {
                 advice: ADVICE_DAMAGED,
             },
         }
+    }
+
+    /// ID of the data key that sealed the newest entry; `None` without entries.
+    pub fn key_of_last(&self) -> Option<KeyId> {
+        let entry = self
+            .engine
+            .get_entry::<EntryFormat>(GROUP, self.last.index)
+            .ok()??;
+        Some(Sealer::peek(0, &entry.data).ok()?.key_id)
     }
 
     /// Text of a one-shot marker.

@@ -15,6 +15,7 @@ pub mod engines;
 pub mod error;
 pub mod events;
 mod head;
+pub mod inspect;
 pub mod keys;
 pub mod log;
 mod membership;

@@ -94,6 +94,11 @@ pub enum Refusal {
         "it belongs to cluster {found}, but this node's certificate to cluster {expected}; use the state directory of that cluster, or an empty one"
     )]
     OtherCluster { found: String, expected: String },
+    #[error(
+        "log entries may only be given up by a manager that is alone, and this one has {} fellow managers; {REJOIN}",
+        .voters - 1
+    )]
+    NotAlone { voters: usize },
     #[error("raft/FORMAT {0}; start the release that wrote it")]
     Format(String),
 }

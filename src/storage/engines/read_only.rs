@@ -6,7 +6,7 @@
 //! the other is still there to be looked at.
 
 use super::judge::{Verdict, judge};
-use super::{EngineOptions, OpenError, active_database, read_format, refused, see};
+use super::{EngineOptions, OpenError, Refusal, active_database, read_format, refused, see};
 use crate::storage::engine::{Applied, Db};
 use crate::storage::log::scan::{self, Queue};
 use crate::storage::log::{MarkFile, Overlay, RaftLog};
@@ -62,7 +62,8 @@ fn open_db(
     options: &EngineOptions,
     scratch: &TempDir,
 ) -> Result<Arc<Db>, OpenError> {
-    let path = active_database(dir)?;
+    let path = active_database(dir)?
+        .ok_or_else(|| refused(dir, Refusal::NoDatabase("no such file".into())))?;
     let db = Db::open_read_only(&path, ring, &options.db, scratch.path())?;
     Ok(Arc::new(db))
 }
@@ -107,7 +108,7 @@ fn verdict(
 ) -> Result<Applied, OpenError> {
     let found = super::scan_log(dir)?;
     if let Some(damage) = found.damage {
-        return Err(refused(dir, super::Refusal::Damage(damage)));
+        return Err(refused(dir, Refusal::Damage(damage)));
     }
     let part = |error: &OpenError| OpenError::Part(error.to_string());
     let log = log.as_ref().map_err(part)?;
