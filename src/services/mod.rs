@@ -12,5 +12,6 @@ pub mod metrics;
 pub mod orchestrator;
 pub mod reconcile;
 pub mod resource;
+pub mod scheduler;
 pub mod server;
 pub mod task_diff;

@@ -179,7 +179,7 @@ async fn until_pause<R: Reconciler>(
             () = term.cancel.cancelled() => return Ok(Pause::Ended),
             event = events.recv() => match event {
                 Ok(batch) => machine.observe(&batch, Now::system()),
-                Err(RecvError::Lagged(_)) => return Ok(Pause::Lagged),
+                Err(RecvError::Lagged(_)) => return finish(term, working).await,
                 Err(RecvError::Closed) => return Ok(Pause::Failed(StoreError::Closed)),
             },
             outcome = finished(&mut working) => {
@@ -201,6 +201,23 @@ async fn finished<O>(
     match working {
         Some(working) => working.await,
         None => std::future::pending().await,
+    }
+}
+
+/// Lets the work under way come to its end after events were missed. What it has proposed may not show
+/// in a view yet, and must not be done a second time.
+async fn finish<O>(
+    term: &Term,
+    mut working: Option<BoxFuture<'static, Result<O, StoreError>>>,
+) -> anyhow::Result<Pause> {
+    if working.is_none() {
+        return Ok(Pause::Lagged);
+    }
+    tokio::select! {
+        () = term.cancel.cancelled() => Ok(Pause::Ended),
+        outcome = finished(&mut working) => {
+            Ok(outcome.map_or_else(Pause::Failed, |_| Pause::Lagged))
+        }
     }
 }
 

@@ -7,11 +7,12 @@
 
 use std::sync::Arc;
 
+use prost_types::Timestamp;
 use tracing::{debug, info};
 
 use super::{Pass, Passed};
 use crate::api::types::update_status::UpdateState;
-use crate::api::types::{Node, Service, Task};
+use crate::api::types::{Cluster, Node, Service, Task};
 use crate::services::orchestrator::delays::{DelayedStart, OldTask};
 use crate::services::orchestrator::restart::{RestartContext, restart};
 use crate::services::orchestrator::slots::{self, Slots};
@@ -233,15 +234,34 @@ async fn fill(
     for (slot, _) in slots::free_slots(&slots.occupied).zip(0..count) {
         slots.dead.remove(&slot);
         item(batch, "create a task", &service.id, |tx| {
-            let current = tx.get::<Service>(&service.id)?;
-            if let Some(current) = current.filter(|current| task::is_replicated(current)) {
-                tx.create(task::new_task(cluster, &current, slot, "", pass.now))?;
-            }
-            Ok(())
+            create_in_slot(tx, &service.id, slot, cluster, pass.now)
         })
         .await?;
     }
     forget_dead(batch, &slots).await
+}
+
+/// Creates a task in a slot, unless one runs there by now: a write whose outcome was unknown may have
+/// happened after all.
+fn create_in_slot(
+    tx: &mut Tx,
+    service_id: &str,
+    slot: u64,
+    cluster: Option<&Cluster>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let service = tx.get::<Service>(service_id)?;
+    let Some(service) = service.filter(|service| task::is_replicated(service)) else {
+        return Ok(());
+    };
+    let in_slot = tx.find::<Task>(By::Slot {
+        service_id: service_id.to_owned(),
+        slot,
+    })?;
+    if !in_slot.iter().any(|task| task::is_runnable(task)) {
+        tx.create(task::new_task(cluster, &service, slot, "", now))?;
+    }
+    Ok(())
 }
 
 /// Deletes the tasks of slots that hold nothing but history. A task that an agent may still run goes the
