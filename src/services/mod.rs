@@ -1,6 +1,7 @@
 //! What runs on top of the store. Leader-gated services live for one leadership term.
 
 pub mod admin;
+pub mod allocator;
 pub mod ca;
 pub mod control;
 pub mod dispatcher;

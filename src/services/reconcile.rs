@@ -16,8 +16,9 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use prost_types::Timestamp;
 use tokio::time::Instant;
 use tracing::{debug, error, warn};
@@ -90,6 +91,9 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 /// Longest pause between two attempts: a full disk or an overloaded group is looked at once a minute.
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
+/// Entries kept while the state is loaded: a minute's worth on a fast disk.
+const MISSED_BATCHES_MAX: usize = 100_000;
+
 /// How long a service that was refused as "not leader" waits for its term to be ended.
 const TERM_END_WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -108,7 +112,7 @@ pub async fn drive<R: Reconciler>(term: Term, ready: Ready, mut machine: R) -> a
     let mut ready = Some(ready);
     let mut retry = RETRY_MIN;
     loop {
-        let loading = load(term.store.clone(), machine);
+        let loading = load(&term.store, machine);
         let (loaded, mut events) = tokio::select! {
             biased;
             () = term.cancel.cancelled() => return Ok(()),
@@ -140,27 +144,90 @@ pub async fn drive<R: Reconciler>(term: Term, ready: Ready, mut machine: R) -> a
     }
 }
 
-/// Loads the machine from a view and subscribes to what follows. Reading may take long on a large
-/// store, so it is done off the asynchronous threads.
-async fn load<R: Reconciler>(store: Store, mut machine: R) -> anyhow::Result<(R, Subscription)> {
+/// Loads the machine from a view, and lets it hear what has changed since. Reading may take long on a large
+/// store, so it is done off the asynchronous threads; changes are taken in meanwhile, or a busy store would
+/// outrun the subscription again and again.
+async fn load<R: Reconciler>(store: &Store, mut machine: R) -> anyhow::Result<(R, News)> {
     let name = machine.name();
-    let loading = tokio::task::spawn_blocking(move || {
-        let interests = machine.interests();
-        let (loaded, events) =
-            store.view_and_watch(&interests, |view| machine.load(view, Now::system()));
-        loaded.map(|()| (machine, events))
-    });
-    loading
-        .await
-        .with_context(|| format!("{name}: loading the state was interrupted"))?
-        .with_context(|| format!("{name}: cannot load the state from the store"))
+    loop {
+        let mut events = News {
+            events: store.watch(&machine.interests()),
+            since: 0,
+        };
+        let view_store = store.clone();
+        let mut loading = tokio::task::spawn_blocking(move || {
+            let loaded = view_store.view(|view| {
+                machine.load(view, Now::system())?;
+                Ok::<u64, StoreError>(view.applied())
+            });
+            loaded.map(|applied| (machine, applied))
+        });
+        let mut missed = Ok(Vec::new());
+        let loaded = loop {
+            tokio::select! {
+                loaded = &mut loading => break loaded,
+                event = events.recv(), if missed.is_ok() => note(&mut missed, event),
+            }
+        };
+        let (loaded, applied) = loaded
+            .with_context(|| format!("{name}: loading the state was interrupted"))?
+            .with_context(|| format!("{name}: cannot load the state from the store"))?;
+        machine = loaded;
+        if let Err(RecvError::Closed) = missed {
+            bail!("{name}: the store was closed while the state was loaded");
+        }
+        let Ok(missed) = missed else {
+            debug!(
+                service = name,
+                "too much has changed while the state was loaded; once more"
+            );
+            continue;
+        };
+        events.since = applied;
+        for batch in missed {
+            if batch.index > applied {
+                machine.observe(&batch, Now::system());
+            }
+        }
+        return Ok((machine, events));
+    }
+}
+
+/// Keeps a change that came while the state was loaded; gives up when there are too many.
+fn note(missed: &mut Result<Vec<EventBatch>, RecvError>, event: Result<EventBatch, RecvError>) {
+    let Ok(batches) = missed else {
+        return;
+    };
+    match event {
+        Ok(batch) if batches.len() < MISSED_BATCHES_MAX => batches.push(batch),
+        Ok(batch) => *missed = Err(RecvError::Lagged(batch.index)),
+        Err(ended) => *missed = Err(ended),
+    }
+}
+
+/// A subscription without what a view has shown already.
+struct News {
+    events: Subscription,
+    /// Index that the view showed.
+    since: u64,
+}
+
+impl News {
+    async fn recv(&mut self) -> Result<EventBatch, RecvError> {
+        loop {
+            let batch = self.events.recv().await?;
+            if batch.index > self.since {
+                return Ok(batch);
+            }
+        }
+    }
 }
 
 /// Listens and works until something ends it.
 async fn until_pause<R: Reconciler>(
     term: &Term,
     machine: &mut R,
-    events: &mut Subscription,
+    events: &mut News,
 ) -> anyhow::Result<Pause> {
     type Working<O> = BoxFuture<'static, Result<O, StoreError>>;
     let mut working: Option<Working<R::Outcome>> = None;
@@ -291,6 +358,58 @@ pub async fn item<R: Send>(
         }
         (Err(failure), _) => Err(failure),
     }
+}
+
+/// Items per batch in [`each_in_batches`]: the number of changes at which the store splits batches
+/// (spec 04 section 6.4).
+const ITEMS_PER_BATCH: usize = 200;
+
+/// Batches of [`each_in_batches`] on their way at once.
+const BATCHES_MAX: usize = 4;
+
+/// Runs one transaction per item, bundled into batches of which several are on their way at once, so that
+/// a large number of items does not wait for the disk after every two hundred. Yields each item with its
+/// result, `None` for those that were refused alone.
+pub async fn each_in_batches<I, R>(
+    store: &Store,
+    items: Vec<I>,
+    what: &'static str,
+    apply: impl Fn(&mut Tx, &I) -> Result<R, StoreError> + Clone + Send + Sync,
+) -> Result<Vec<(I, Option<R>)>, StoreError>
+where
+    I: AsRef<str> + Send + Sync,
+    R: Send,
+{
+    let mut batches = Vec::with_capacity(items.len() / ITEMS_PER_BATCH + 1);
+    let mut items = items.into_iter().peekable();
+    while items.peek().is_some() {
+        let items: Vec<I> = items.by_ref().take(ITEMS_PER_BATCH).collect();
+        batches.push(one_batch(store.batch(), items, what, apply.clone()));
+    }
+    let done: Vec<Vec<_>> = stream::iter(batches)
+        .buffered(BATCHES_MAX)
+        .try_collect()
+        .await?;
+    Ok(done.into_iter().flatten().collect())
+}
+
+async fn one_batch<I, R>(
+    mut batch: Batch,
+    items: Vec<I>,
+    what: &'static str,
+    apply: impl Fn(&mut Tx, &I) -> Result<R, StoreError> + Send + Sync,
+) -> Result<Vec<(I, Option<R>)>, StoreError>
+where
+    I: AsRef<str> + Send + Sync,
+    R: Send,
+{
+    let mut done = Vec::with_capacity(items.len());
+    for entry in items {
+        let result = item(&mut batch, what, entry.as_ref(), |tx| apply(tx, &entry)).await?;
+        done.push((entry, result));
+    }
+    batch.commit().await?;
+    Ok(done)
 }
 
 /// Whether an error of a transaction says something about the object that it wrote, not about the store.

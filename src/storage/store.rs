@@ -19,6 +19,7 @@ use super::summary::Summary;
 use crate::api::types::{NodeRole, TaskState};
 use arc_swap::ArcSwap;
 use parking_lot::{Mutex, RwLock};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::Notify;
@@ -120,6 +121,21 @@ impl ReadTx {
     /// Matching objects in index-key order, each once.
     pub fn find<T: StoreObject>(&self, by: By) -> Result<Vec<Arc<T>>, StoreError> {
         self.reader().find(&by)
+    }
+
+    /// Calls `f` with every object that [`ReadTx::find`] would return, in that order, one at a time: for
+    /// walks over tables that need not fit into memory.
+    pub fn each<T: StoreObject>(
+        &self,
+        by: By,
+        mut f: impl FnMut(&Arc<T>),
+    ) -> Result<(), StoreError> {
+        self.reader().each(T::TABLE, &by, |object| {
+            if let Some(object) = T::from_any(&object) {
+                f(object);
+            }
+            Ok(ControlFlow::Continue(()))
+        })
     }
 
     /// Number of matching objects; of a whole table from a counter.

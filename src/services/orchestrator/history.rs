@@ -99,18 +99,13 @@ impl RestartHistory {
         ((entry.created_ns.len() - later) as u64) < attempts_max
     }
 
-    /// Notes that a replacement was created.
+    /// Notes that a replacement was created now.
     pub fn record(&mut self, replacement: &Task, key: SlotKey, now: Timestamp) {
         if task::restart_attempts_max(replacement.spec.as_ref()) == 0 {
             return;
         }
-        let created = replacement.meta.as_ref().and_then(|meta| meta.created_at);
-        self.count(
-            key,
-            replacement.spec_version,
-            created.unwrap_or(now),
-            window_ns(replacement).is_some(),
-        );
+        let windowed = window_ns(replacement).is_some();
+        self.count(key, replacement.spec_version, now, windowed);
     }
 
     /// Rebuilds a slot's history from its tasks: of those of the newest spec version, every one but the

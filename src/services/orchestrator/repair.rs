@@ -48,30 +48,30 @@ pub fn check_tasks(
     };
 
     let mut traces: HashMap<SlotKey, Vec<Trace>> = HashMap::new();
-    for task in view.find::<Task>(By::All)? {
+    view.each::<Task>(By::All, |task| {
         if task.service_id.is_empty() {
-            continue;
+            return;
         }
         let Some(service) = services.get(&task.service_id) else {
             findings.ownerless.insert(task.id.clone());
-            continue;
+            return;
         };
         if !is_related(service) {
-            continue;
+            return;
         }
-        if let Some(trace) = Trace::of(&task) {
+        if let Some(trace) = Trace::of(task) {
             traces
-                .entry(SlotKey::of(&task, service))
+                .entry(SlotKey::of(task, service))
                 .or_default()
                 .push(trace);
         }
-        if needs_fix(&task) {
+        if needs_fix(task) {
             findings.to_fix.insert(task.id.clone());
         }
-        if task.desired_state == READY && task::observed(&task) <= COMPLETE {
-            findings.waiting.push(resumed(&task, now));
+        if task.desired_state == READY && task::observed(task) <= COMPLETE {
+            findings.waiting.push(resumed(task, now));
         }
-    }
+    })?;
     for (key, traces) in traces {
         findings.history.rebuild(&key, traces);
     }

@@ -2,34 +2,33 @@
 //!
 //! A decision was taken on what the scheduler knew; until it is written the task may have been withdrawn
 //! and the node drained (spec 07 section 12). What no longer fits is refused and handed back with the task
-//! as it is now. Several batches are on their way at once, so that a large pass does not wait for the disk
-//! after every two hundred tasks.
+//! as it is now.
 
 use std::sync::Arc;
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
 use prost_types::Timestamp;
 
 use super::requirements::Requirements;
 use crate::api::types::{GenericResource, Node, Task, TaskStatus};
 use crate::services::orchestrator::task::{self, ASSIGNED, COMPLETE, Edited, PENDING, SHUTDOWN};
-use crate::services::reconcile::item;
+use crate::services::reconcile::each_in_batches;
 use crate::storage::{Store, StoreError, Tx};
 
 const ASSIGNED_MESSAGE: &str = "scheduler assigned task to node";
 const CONFIRMED_MESSAGE: &str = "scheduler confirmed task can run on preassigned node";
-
-/// Decisions per batch; the store splits batches at this number of changes (spec 04 section 6.4).
-const DECISIONS_PER_BATCH: usize = 200;
-
-/// Batches on their way at once.
-const BATCHES_MAX: usize = 4;
 
 /// What is to become of one task.
 #[derive(Debug, Clone)]
 pub struct Decision {
     pub task_id: Arc<str>,
     pub verdict: Verdict,
+}
+
+impl AsRef<str> for Decision {
+    /// The task's ID.
+    fn as_ref(&self) -> &str {
+        &self.task_id
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -67,39 +66,20 @@ pub async fn write(
     decisions: Vec<Decision>,
     now: Timestamp,
 ) -> Result<Vec<(Arc<str>, Written)>, StoreError> {
-    let mut batches = Vec::with_capacity(decisions.len() / DECISIONS_PER_BATCH + 1);
-    let mut decisions = decisions.into_iter().peekable();
-    while decisions.peek().is_some() {
-        let batch: Vec<Decision> = decisions.by_ref().take(DECISIONS_PER_BATCH).collect();
-        batches.push(write_batch(store.clone(), batch, now));
-    }
-    let written: Vec<Vec<_>> = stream::iter(batches)
-        .buffered(BATCHES_MAX)
-        .try_collect()
-        .await?;
-    Ok(written.into_iter().flatten().collect())
-}
-
-async fn write_batch(
-    store: Store,
-    decisions: Vec<Decision>,
-    now: Timestamp,
-) -> Result<Vec<(Arc<str>, Written)>, StoreError> {
-    let mut batch = store.batch();
-    let mut written = Vec::with_capacity(decisions.len());
-    for decision in decisions {
-        let id = Arc::clone(&decision.task_id);
-        let outcome = item(&mut batch, "write a scheduling decision", &id, |tx| {
-            apply(tx, &decision, now)
-        })
-        .await?;
+    let what = "write a scheduling decision";
+    let done = each_in_batches(&store, decisions, what, move |tx, decision| {
+        apply(tx, decision, now)
+    })
+    .await?;
+    let mut written = Vec::with_capacity(done.len());
+    for (decision, outcome) in done {
+        let id = decision.task_id;
         let outcome = match outcome {
             Some(outcome) => outcome,
             None => Written::Refused(store.view(|view| view.get::<Task>(&id))?),
         };
         written.push((id, outcome));
     }
-    batch.commit().await?;
     Ok(written)
 }
 

@@ -97,17 +97,18 @@ impl Reconciler for Scheduling {
 
     fn load(&mut self, view: &ReadTx, now: Now) -> Result<(), StoreError> {
         self.state.reset();
-        for service in view.find::<Service>(By::All)? {
-            self.state.observe_service(&service, false);
+        let state = &mut self.state;
+        view.each::<Service>(By::All, |service| {
+            state.observe_service(service, false);
+        })?;
+        for concerned in CONCERNED {
+            view.each::<Task>(By::TaskState(concerned), |task| {
+                state.observe_task(task, now.instant);
+            })?;
         }
-        for state in CONCERNED {
-            for task in view.find::<Task>(By::TaskState(state))? {
-                self.state.observe_task(&task, now.instant);
-            }
-        }
-        for node in view.find::<Node>(By::All)? {
-            self.state.observe_node(&node, false);
-        }
+        view.each::<Node>(By::All, |node| {
+            state.observe_node(node, false);
+        })?;
         self.more_at = Some(now.instant);
         Ok(())
     }

@@ -96,12 +96,12 @@ impl Reconciler for Reaper {
         if let [only] = clusters.as_slice() {
             self.history_limit = history_limit(only);
         }
-        for task in view.find::<Task>(By::DesiredState(TaskState::Remove))? {
-            self.note_task(&task);
-        }
-        for task in view.find::<Task>(By::TaskState(TaskState::Orphaned))? {
-            self.note_task(&task);
-        }
+        view.each::<Task>(By::DesiredState(TaskState::Remove), |task| {
+            self.note_task(task)
+        })?;
+        view.each::<Task>(By::TaskState(TaskState::Orphaned), |task| {
+            self.note_task(task)
+        })?;
         self.slots = overfull_slots(view, self.history_limit)?;
         if !self.slots.is_empty() || !self.cleanup.is_empty() {
             self.due = Some(now.instant);
@@ -217,24 +217,19 @@ fn slot_limit(service: &Service, history_limit: i64) -> Option<usize> {
 /// Slots that hold more history than is wanted: left so by a leader before this one, or by a limit that has
 /// been lowered since.
 fn overfull_slots(view: &ReadTx, history_limit: i64) -> Result<BTreeSet<SlotKey>, StoreError> {
-    let mut services: HashMap<String, Option<Arc<Service>>> = HashMap::new();
+    let mut services: HashMap<String, Arc<Service>> = HashMap::new();
+    view.each::<Service>(By::All, |service| {
+        services.insert(service.id.clone(), Arc::clone(service));
+    })?;
     let mut stopped: BTreeMap<SlotKey, usize> = BTreeMap::new();
-    for task in view.find::<Task>(By::DesiredState(TaskState::Shutdown))? {
-        let service = match services.get(&task.service_id) {
-            Some(known) => known.clone(),
-            None => {
-                let found = view.get::<Service>(&task.service_id)?;
-                services.insert(task.service_id.clone(), found.clone());
-                found
-            }
-        };
-        if let Some(service) = service {
-            *stopped.entry(SlotKey::of(&task, &service)).or_default() += 1;
+    view.each::<Task>(By::DesiredState(TaskState::Shutdown), |task| {
+        if let Some(service) = services.get(&task.service_id) {
+            *stopped.entry(SlotKey::of(task, service)).or_default() += 1;
         }
-    }
+    })?;
     // The live task of the slot comes on top of those that were stopped.
     stopped.retain(|slot, count| {
-        let service = services.get(&slot.service_id).and_then(Option::as_ref);
+        let service = services.get(&slot.service_id);
         let limit = service.and_then(|service| slot_limit(service, history_limit));
         limit.is_some_and(|limit| *count >= limit)
     });
