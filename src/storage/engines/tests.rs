@@ -1,4 +1,6 @@
 use super::*;
+use crate::api::raftpb::ConfState;
+use crate::storage::Membership;
 use crate::storage::log::{Identity, LogPosition};
 use crate::storage::seal::Dek;
 use raft::eraftpb::{Entry, HardState};
@@ -277,6 +279,85 @@ fn a_damaged_footer_that_would_hide_later_entries_is_refused() {
     }
     drop(engines);
     check_log(&open(temp.path(), &options()).unwrap(), 30);
+}
+
+/// A member of a group must not forget what it promised.
+#[test]
+fn log_loss_is_accepted_only_by_a_manager_that_is_alone() {
+    let temp = TempDir::new().unwrap();
+    let mut engines = member(temp.path(), 30);
+    append(&mut engines, 31);
+    let membership = Membership {
+        conf_state: ConfState {
+            voters: vec![11, 12, 13],
+            ..ConfState::default()
+        },
+        ..Membership::default()
+    };
+    let mut changes = engines.db.changes();
+    rows::put_membership(&mut changes, &engines.db, &membership).unwrap();
+    changes.commit().unwrap();
+    let place = scan::locate(engines.log.dir(), 21).unwrap();
+    let unapplied = scan::locate(engines.log.dir(), 31).unwrap();
+    drop(engines);
+    for place in [place, unapplied] {
+        let copy = TempDir::new().unwrap();
+        copy_dir(temp.path(), copy.path());
+        let file = copy
+            .path()
+            .join(place.file.strip_prefix(temp.path()).unwrap());
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&file)
+            .unwrap()
+            .set_len(place.offset)
+            .unwrap();
+        let before = files_below(&copy.path().join("raft/log"));
+        match open(copy.path(), &accepting()) {
+            // Nothing proves that the last entry was there: it was neither applied nor marked.
+            Ok(engines) => check_log(&engines, 30),
+            Err(error) => {
+                assert!(
+                    matches!(
+                        &error,
+                        OpenError::Refused {
+                            refusal: Refusal::NotAlone { voters: 3 },
+                            ..
+                        }
+                    ),
+                    "{error}"
+                );
+                assert!(error.to_string().contains("2 fellow managers"), "{error}");
+                assert!(files_below(&copy.path().join("raft/log")) == before);
+            }
+        }
+    }
+}
+
+/// Damage in an older file, which the log engine alone would not open at all.
+#[test]
+fn an_older_file_is_cut_on_request_and_the_state_survives() {
+    let temp = TempDir::new().unwrap();
+    let engines = member(temp.path(), 200);
+    let place = scan::locate(engines.log.dir(), 50).unwrap();
+    drop(engines);
+    assert!(place.file < *log_files(temp.path()).last().unwrap());
+    flip(&place.file, place.offset as usize + 2, 0x80);
+    let error = open(temp.path(), &options()).err().unwrap().to_string();
+    assert!(error.contains(place.file.to_str().unwrap()), "{error}");
+    assert!(
+        error.contains(&format!("offset {}", place.offset)),
+        "{error}"
+    );
+    let mut engines = open(temp.path(), &accepting()).unwrap();
+    assert_eq!(engines.applied.index, 200);
+    assert_eq!(engines.log.first_index(), 201);
+    check_rows(&engines);
+    append(&mut engines, 201);
+    drop(engines);
+    let engines = open(temp.path(), &options()).unwrap();
+    assert_eq!(engines.loss, None);
+    check_log(&engines, 201);
 }
 
 #[test]
