@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use tonic::Response;
 
-use super::cluster_spec::{check_available, check_spec};
+use super::cluster_check::{check_available, check_spec};
 use super::error::{Answer, ControlError};
 use super::filter::{NameFilters, first_of, labels_match};
 use super::node::purge_expired_revocations;

@@ -12,9 +12,9 @@
 //! This room never decides who may call: the authorization layer has done that before.
 
 mod cluster;
-mod cluster_spec;
+mod cluster_check;
 mod config;
-mod container_spec;
+mod container_check;
 pub mod error;
 mod filter;
 mod ingress;
@@ -26,7 +26,7 @@ mod ports;
 mod rpc;
 mod secret;
 mod service;
-mod service_spec;
+mod service_check;
 mod service_status;
 mod service_update;
 mod task;

@@ -123,7 +123,7 @@ async fn sweep_until_done(store: Store) {
     }
 }
 
-async fn sweep(store: &Store) -> Answer<()> {
+pub(super) async fn sweep(store: &Store) -> Answer<()> {
     let scanned = store.clone();
     let scan = tokio::task::spawn_blocking(move || scanned.view(missing_nodes));
     let stopped =

@@ -8,7 +8,9 @@ use super::error::{Answer, ControlError};
 use super::filter::{NameFilters, Values, first_of, labels_match};
 use super::ports::{PortClaim, PortIndex};
 use super::task::runtime_name;
-use super::{ControlService, detached, fetch, fetch_mut, ingress, present, required, service_spec};
+use super::{
+    ControlService, detached, fetch, fetch_mut, ingress, present, required, service_check,
+};
 use crate::api::types::*;
 use crate::api::{defaults, ids, time};
 use crate::storage::{ReadTx, StoreError, Tx};
@@ -19,11 +21,11 @@ impl ControlService {
         request: CreateServiceRequest,
     ) -> Answer<Response<CreateServiceResponse>> {
         let spec = present(request.spec)?;
-        service_spec::check(&spec)?;
+        service_check::check(&spec)?;
         let service = Service {
             id: ids::new_id(),
             spec_version: Some(Version::default()),
-            job_status: service_spec::is_job(&spec).then(first_iteration),
+            job_status: service_check::is_job(&spec).then(first_iteration),
             spec: Some(spec),
             ..Default::default()
         };

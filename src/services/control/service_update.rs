@@ -12,7 +12,7 @@ use super::error::{Answer, ControlError};
 use super::ports::PortClaim;
 use super::service::{check_ingress, check_networks, check_references, claim_ports};
 use super::{
-    ControlService, detached, fetch_mut, known_enum, present, required, service_spec, set_version,
+    ControlService, detached, fetch_mut, known_enum, present, required, service_check, set_version,
 };
 use crate::api::time;
 use crate::api::types::update_service_request::Rollback;
@@ -36,7 +36,7 @@ impl ControlService {
         required(&request.service_id)?;
         let version = present(request.service_version)?;
         let spec = present(request.spec)?;
-        service_spec::check(&spec)?;
+        service_check::check(&spec)?;
         let rollback = known_enum::<Rollback>("rollback", request.rollback)?;
         let change = Change {
             id: request.service_id,

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::container_spec;
+use super::container_check;
 use super::error::{Answer, ControlError};
 use super::ingress::is_ingress_port;
 use super::known_enum;
@@ -82,7 +82,9 @@ fn check_placement(placement: Option<&Placement>) -> Answer<()> {
 fn check_runtime(runtime: Option<&task_spec::Runtime>, service: &Annotations) -> Answer<()> {
     match runtime {
         None => Err(ControlError::invalid("TaskSpec: missing runtime")),
-        Some(task_spec::Runtime::Container(container)) => container_spec::check(container, service),
+        Some(task_spec::Runtime::Container(container)) => {
+            container_check::check(container, service)
+        }
         Some(task_spec::Runtime::Generic(generic)) => check_generic(generic),
         Some(task_spec::Runtime::Attachment(_)) => Err(ControlError::Unimplemented(
             "RuntimeSpec: a service cannot have network attachments as its tasks".into(),
