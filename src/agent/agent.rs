@@ -317,3 +317,6 @@ impl AgentHandle {
         left.map_err(|_| AgentError::Stopped)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,11 +29,14 @@ pub mod dependencies;
 pub mod executor;
 mod files;
 pub mod key;
+pub mod process;
 pub mod remotes;
 pub mod reporter;
 mod sequence;
 mod session;
 pub mod task;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod view;
 pub mod worker;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::parse::{Branch, Node, Operand, Pipeline, Start};
-use super::{EXPANDED_BYTES_MAX, Expander, STEP_WORK, TemplateError, WORK_MAX};
+use super::{EXPANDED_BYTES_MAX, Expander, Functions, STEP_WORK, TemplateError, WORK_MAX};
 
 /// Why evaluation ended early.
 enum Stop {
@@ -287,7 +287,14 @@ impl Evaluation<'_, '_> {
             values.push(self.operand(argument, dot)?);
         }
         values.extend(previous);
-        apply(name, &values)
+        match self.expander.functions {
+            Some(more) if more.names().contains(&name) => {
+                let text = call_more(more, name, &values)?;
+                self.work(text.len())?;
+                Ok(Value::Str(text))
+            }
+            _ => apply(name, &values),
+        }
     }
 
     /// `and` and `or`: the first argument that decides, or the last one.
@@ -313,7 +320,25 @@ impl Evaluation<'_, '_> {
     }
 }
 
-/// All functions that always evaluate their arguments.
+/// Calls a function that is not of the language.
+fn call_more(more: &dyn Functions, name: &str, values: &[Value]) -> Outcome<String> {
+    let mut arguments = Vec::with_capacity(values.len());
+    for value in values {
+        match value {
+            Value::Str(text) => arguments.push(text.as_str()),
+            other => {
+                return invalid(format!(
+                    "{name} expected a string, got a {}",
+                    type_name(other)
+                ));
+            }
+        }
+    }
+    more.call(name, &arguments)
+        .or_else(|reason| invalid(format!("error calling {name}: {reason}")))
+}
+
+/// All functions of the language that always evaluate their arguments.
 fn apply(name: &str, values: &[Value]) -> Outcome<Value> {
     match (name, values) {
         ("not", [value]) => Ok(Value::Bool(!is_true(value))),

@@ -80,9 +80,18 @@ impl Context {
     }
 }
 
+/// Functions that a text may call besides those of the language, all from strings to a string.
+pub trait Functions {
+    fn names(&self) -> &[&'static str];
+
+    /// The result, or a sentence why there is none. Called with one of the names.
+    fn call(&self, name: &str, arguments: &[&str]) -> Result<String, String>;
+}
+
 /// Expands texts with the values of one context.
 pub struct Expander<'a> {
     context: &'a Context,
+    functions: Option<&'a dyn Functions>,
     labels: Arc<BTreeMap<String, String>>,
     work_left: usize,
 }
@@ -91,8 +100,17 @@ impl<'a> Expander<'a> {
     pub fn new(context: &'a Context) -> Expander<'a> {
         Expander {
             context,
+            functions: None,
             labels: Arc::new(context.service_labels.clone()),
             work_left: WORK_MAX,
+        }
+    }
+
+    /// An expander whose texts may call more functions.
+    pub fn with_functions(context: &'a Context, functions: &'a dyn Functions) -> Expander<'a> {
+        Expander {
+            functions: Some(functions),
+            ..Expander::new(context)
         }
     }
 
@@ -101,7 +119,8 @@ impl<'a> Expander<'a> {
         if !text.contains(lex::LEFT) {
             return Ok(Some(text.to_owned()));
         }
-        let nodes = parse::parse(text)?;
+        let more = self.functions.map_or(&[][..], Functions::names);
+        let nodes = parse::parse(text, more)?;
         eval::run(&nodes, self)
     }
 }

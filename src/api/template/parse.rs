@@ -59,8 +59,10 @@ const FUNCTIONS: [&str; 20] = [
     "or", "print", "printf", "println", "slice", "urlquery",
 ];
 
-pub(super) fn parse(template: &str) -> Result<Vec<Node>, TemplateError> {
+/// `more` are names of functions besides those of the language.
+pub(super) fn parse(template: &str, more: &[&str]) -> Result<Vec<Node>, TemplateError> {
     let mut parser = Parser {
+        more,
         pieces: lex::split(template)?.into_iter(),
         variables: vec![String::new()],
         ranges: 0,
@@ -77,7 +79,9 @@ fn error(reason: impl Into<String>) -> TemplateError {
     TemplateError(reason.into())
 }
 
-struct Parser {
+struct Parser<'m> {
+    /// Names of functions besides those of the language.
+    more: &'m [&'m str],
     pieces: std::vec::IntoIter<Piece>,
     /// Names of the variables in scope, the root variable `$` (empty name) first.
     variables: Vec<String>,
@@ -95,7 +99,7 @@ enum End {
     Else(Vec<Token>),
 }
 
-impl Parser {
+impl Parser<'_> {
     fn list(&mut self) -> Result<(Vec<Node>, End), TemplateError> {
         let mut nodes = Vec::new();
         while let Some(piece) = self.pieces.next() {
@@ -293,7 +297,9 @@ impl Parser {
                 "true" => Start::Bool(true),
                 "false" => Start::Bool(false),
                 "nil" => Start::Nil,
-                name if FUNCTIONS.contains(&name) => Start::Function(name.to_owned()),
+                name if FUNCTIONS.contains(&name) || self.more.contains(&name) => {
+                    Start::Function(name.to_owned())
+                }
                 name => return Err(error(format!("function {name:?} not defined"))),
             },
             Some(Token::Open) => {
