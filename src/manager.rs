@@ -1,0 +1,317 @@
+//! Builds one manager and runs it.
+//!
+//! [`Manager::start`] opens the state, binds the listeners, starts the raft member and serves;
+//! [`Manager::ended`] waits for a failure; [`Manager::stop`] ends everything in order within ten seconds.
+//! Leader-gated services run inside the term loop of [`terms`]; everything else answers at all times.
+
+mod terms;
+mod wiring;
+
+use crate::api::types::node_spec::Availability;
+use crate::api::types::{Cluster, Peer, WeightedPeer};
+use crate::identity::SecurityConfig;
+use crate::identity::authorize::Authorizer;
+use crate::raft::{self, Handle, NoPeers, RaftError};
+use crate::services::founding::DEFAULT_CLUSTER;
+use crate::services::health::HealthService;
+use crate::services::metrics::{self, Metrics};
+use crate::services::server::control_socket::{ControlSocket, ControlSocketError};
+use crate::services::server::{self, Listener, ServeError};
+use crate::storage::engines::{EngineOptions, Engines, OpenError};
+use crate::storage::log::LogError;
+use crate::storage::seal::{Dek, DekRing};
+use crate::storage::state_dir::StateDir;
+use crate::storage::{By, Store, StoreError};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Weight of every manager in the list that workers get (spec 08 section 2).
+const MANAGER_WEIGHT: i64 = 10;
+/// Names under which the health service speaks of the raft member and of the Control API.
+const HEALTH_RAFT: &str = "Raft";
+const HEALTH_CONTROL: &str = "ControlAPI";
+
+/// How a manager is run.
+pub struct ManagerConfig {
+    /// Held exclusively by the caller for as long as the manager runs.
+    pub state_dir: Arc<StateDir>,
+    pub security: Arc<SecurityConfig>,
+    /// The remote port, already bound.
+    pub remote: Listener,
+    /// Where others reach the remote port; never an unspecified address.
+    pub advertise: SocketAddr,
+    pub control_socket: PathBuf,
+    /// Group that may use the control socket, as a numeric ID.
+    pub control_group: Option<u32>,
+    pub metrics: Option<SocketAddr>,
+    pub raft_tick: Duration,
+    pub heartbeat_ticks: u32,
+    pub election_ticks: u32,
+    /// Of this node, when it founds a cluster.
+    pub availability: Availability,
+    /// Start although the log lost entries; the manager must be alone.
+    pub accept_log_loss: bool,
+}
+
+/// Why a manager did not start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ManagerError {
+    #[error("can't initialize raft node: {0}")]
+    Open(#[from] OpenError),
+    #[error("can't initialize raft node: {0}")]
+    Log(#[from] LogError),
+    #[error("can't initialize raft node: {0}")]
+    Raft(#[from] RaftError),
+    #[error("cannot open the store: {0}")]
+    Store(#[from] StoreError),
+    #[error("cannot read the data key of the raft log: {0}")]
+    Key(String),
+    #[error(transparent)]
+    Control(#[from] ControlSocketError),
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    #[error("cannot listen on {address} for metrics: {source}")]
+    Metrics {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+    #[error("{0} ended unexpectedly: {1}")]
+    Ended(&'static str, String),
+}
+
+/// A running manager.
+pub struct Manager {
+    member: Handle,
+    store: Store,
+    control_socket: PathBuf,
+    /// Ends the listeners.
+    stop_serving: CancellationToken,
+    /// Ends the current term and the loop that starts terms.
+    stop_terms: CancellationToken,
+    terms: JoinHandle<()>,
+    serving: Vec<JoinHandle<Result<(), ServeError>>>,
+    /// The first failure of a part that should run for ever.
+    failed: watch::Receiver<Option<String>>,
+}
+
+impl Manager {
+    /// Opens the state, founds a cluster if there is none, and serves.
+    pub async fn start(config: ManagerConfig) -> Result<Manager, ManagerError> {
+        let started = Instant::now();
+        let control = ControlSocket::bind(&config.control_socket, config.control_group)?;
+        let (member, store) = start_member(&config).await?;
+        let metrics = start_metrics(&config, &store).await?;
+        let (failure, failed) = watch::channel(None);
+        let stop_serving = CancellationToken::new();
+        let stop_terms = CancellationToken::new();
+        let remote_health = HealthService::default();
+        remote_health.set_serving(HEALTH_RAFT, true);
+        let control_health = HealthService::default();
+        control_health.set_serving(HEALTH_CONTROL, true);
+
+        let parts = wiring::Parts::new(&config, &member, &store, started, managers(&config, &member));
+        let authorizer = Arc::new(Authorizer::new(config.security.clone(), removed_nodes(&store)));
+        let serve = |listener, routes, name: &'static str| {
+            let serving = server::serve(
+                listener,
+                config.security.clone(),
+                authorizer.clone(),
+                routes,
+                stop_serving.clone(),
+            );
+            let failure = failure.clone();
+            tokio::spawn(async move {
+                let result = serving.await;
+                if let Err(error) = &result {
+                    failure.send_replace(Some(format!("{name}: {error}")));
+                }
+                result
+            })
+        };
+        let serving = vec![
+            serve(
+                Listener::Control(control),
+                parts.control_routes(&control_health),
+                "the control socket",
+            ),
+            serve(config.remote, parts.remote_routes(&remote_health), "the remote port"),
+        ];
+        let terms = tokio::spawn(terms::run(
+            terms::Terms {
+                member: member.clone(),
+                store: store.clone(),
+                security: config.security.clone(),
+                services: parts.leader_services(),
+                availability: config.availability,
+                heartbeat_ticks: config.heartbeat_ticks,
+                election_ticks: config.election_ticks,
+                state_dir: config.state_dir.path().to_owned(),
+                metrics,
+            },
+            stop_terms.clone(),
+        ));
+        watch_member(member.clone(), failure, stop_serving.clone());
+        Ok(Manager {
+            member,
+            store,
+            control_socket: config.control_socket,
+            stop_serving,
+            stop_terms,
+            terms,
+            serving,
+            failed,
+        })
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub fn member(&self) -> &Handle {
+        &self.member
+    }
+
+    /// Waits for the failure of a part that should run for ever, and says which.
+    pub async fn ended(&self) -> ManagerError {
+        let mut failed = self.failed.clone();
+        let reason = match failed.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or_default(),
+            Err(_) => "its parts are gone".to_owned(),
+        };
+        ManagerError::Ended("the manager", reason)
+    }
+
+    /// Ends everything: no new calls, running ones finish; the term's services in reverse order; the raft
+    /// member last, with everything on disk. Takes at most ten seconds.
+    pub async fn stop(self) -> Result<(), ManagerError> {
+        self.stop_serving.cancel();
+        self.stop_terms.cancel();
+        if let Err(error) = self.terms.await {
+            tracing::error!(%error, "the term loop ended badly");
+        }
+        for serving in self.serving {
+            match serving.await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(%error, "a listener ended badly"),
+                Err(error) => tracing::error!(%error, "a listener's task ended badly"),
+            }
+        }
+        // The socket may have been replaced by a newer process only if it did not answer; it answered.
+        let _ = std::fs::remove_file(&self.control_socket);
+        let end = self.member.stop().await;
+        self.store.close();
+        Ok(end?)
+    }
+}
+
+/// Opens log and database and starts the raft member on them.
+async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), ManagerError> {
+    let dek = config
+        .security
+        .key_file()
+        .ensure_dek()
+        .map_err(|error| ManagerError::Key(error.to_string()))?;
+    let ring = DekRing::single(Dek::new(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?);
+    let credentials = config.security.current();
+    let options = EngineOptions {
+        cluster_id: Some(credentials.cluster_id().to_owned()),
+        accept_log_loss: config.accept_log_loss,
+        ..Default::default()
+    };
+    let state_dir = config.state_dir.clone();
+    let (node_id, cluster_id) = (credentials.node_id().to_owned(), credentials.cluster_id().to_owned());
+    let advertise = config.advertise.to_string();
+    let mut raft_config = raft::Config::new(0, state_dir.path().to_owned());
+    raft_config.tick = config.raft_tick;
+    raft_config.heartbeat_ticks = config.heartbeat_ticks as usize;
+    raft_config.election_ticks = config.election_ticks as usize;
+    // Opening reads and checks the log: it blocks.
+    let opened = tokio::task::spawn_blocking(move || -> Result<(Handle, Store), ManagerError> {
+        let Engines { db, mut log, loss, .. } = Engines::open(&state_dir, &ring, &options)?;
+        if let Some(loss) = loss {
+            tracing::warn!(%loss, "started on what was left of the log");
+        }
+        raft_config.raft_id = match log.identity() {
+            Some(identity) => identity.raft_id,
+            None => raft::bootstrap(&mut log, &node_id, &cluster_id, &advertise)?,
+        };
+        let store = Store::open(db.clone())?;
+        let member = Handle::start(raft_config, log, db, store.clone(), Box::new(NoPeers))?;
+        Ok((member, store))
+    });
+    opened
+        .await
+        .map_err(|error| ManagerError::Ended("opening the state", error.to_string()))?
+}
+
+/// Serves the metrics page if it is asked for; the gauges are kept in any case.
+async fn start_metrics(config: &ManagerConfig, store: &Store) -> Result<Option<Arc<Metrics>>, ManagerError> {
+    let metrics = match Metrics::register(prometheus::default_registry()) {
+        Ok(metrics) => Arc::new(metrics),
+        Err(error) => {
+            tracing::warn!(%error, "metrics are not shown: another manager of this process shows its own");
+            return Ok(None);
+        }
+    };
+    let credentials = config.security.current();
+    metrics.identify(credentials.cluster_id(), credentials.node_id());
+    metrics.manager.set(1);
+    if let Some(address) = config.metrics {
+        let wrong = |source| ManagerError::Metrics { address, source };
+        let listener = TcpListener::bind(address).await.map_err(wrong)?;
+        let serving = metrics::serve(listener, metrics.clone(), store.clone(), CancellationToken::new());
+        tokio::spawn(async move {
+            if let Err(error) = serving.await {
+                tracing::error!(%error, "the metrics page is gone");
+            }
+        });
+    }
+    Ok(Some(metrics))
+}
+
+/// Reports when the member ends by itself: a manager without raft must not go on answering.
+fn watch_member(member: Handle, failure: watch::Sender<Option<String>>, stopping: CancellationToken) {
+    tokio::spawn(async move {
+        let end = member.ended().await;
+        if !stopping.is_cancelled() {
+            let reason = match end {
+                Ok(()) => "the raft member ended".to_owned(),
+                Err(error) => format!("the raft member: {error}"),
+            };
+            failure.send_replace(Some(reason));
+        }
+    });
+}
+
+/// Looks a node up among those that were removed from the cluster. Without a cluster object nobody is.
+fn removed_nodes(store: &Store) -> impl Fn(&str) -> bool + Send + Sync + 'static {
+    let store = store.clone();
+    move |node_id| {
+        let clusters = store.view(|tx| tx.find::<Cluster>(By::Name(DEFAULT_CLUSTER.to_owned())));
+        clusters.is_ok_and(|clusters| {
+            clusters.len() == 1
+                && clusters
+                    .iter()
+                    .any(|cluster| cluster.blacklisted_certificates.contains_key(node_id))
+        })
+    }
+}
+
+/// The managers that workers are told of. Alone, that is this node.
+fn managers(config: &ManagerConfig, _member: &Handle) -> watch::Receiver<Vec<WeightedPeer>> {
+    let peer = Peer {
+        node_id: config.security.current().node_id().to_owned(),
+        addr: config.advertise.to_string(),
+    };
+    let list = vec![WeightedPeer {
+        peer: Some(peer),
+        weight: MANAGER_WEIGHT,
+    }];
+    watch::Sender::new(list).subscribe()
+}
