@@ -197,3 +197,6 @@ fn panic_text(join: tokio::task::JoinError) -> String {
         .unwrap_or_else(|| "no message".to_string());
     format!("panicked: {text}")
 }
+
+#[cfg(test)]
+mod tests;
