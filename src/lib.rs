@@ -8,6 +8,7 @@
 //! - [`raft`] – consensus
 //! - [`services`] – what runs on top of the store
 //! - [`agent`] – the worker side of a node
+//! - [`manager`] – builds one manager and runs it
 //! - [`node`] – one node, supervising its agent and its manager
 //! - [`cli`] – what the command-line tools share: the control socket, tables, JSON, units
 
@@ -15,6 +16,7 @@ pub mod agent;
 pub mod api;
 pub mod cli;
 pub mod identity;
+pub mod manager;
 pub mod node;
 pub mod raft;
 pub mod services;

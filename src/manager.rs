@@ -217,7 +217,7 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
         .key_file()
         .ensure_dek()
         .map_err(|error| ManagerError::Key(error.to_string()))?;
-    let ring = DekRing::single(Dek::new(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?);
+    let ring = DekRing::single(Dek::from_bytes(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?);
     let credentials = config.security.current();
     let options = EngineOptions {
         cluster_id: Some(credentials.cluster_id().to_owned()),

@@ -68,11 +68,11 @@ impl Parts {
     pub fn leader_services(&self) -> Vec<Arc<dyn LeaderService>> {
         vec![
             Arc::new(self.ca.clone()),
-            Arc::new(Allocator::new()),
-            Arc::new(Scheduler::new()),
+            Arc::new(Allocator::default()),
+            Arc::new(Scheduler::default()),
             Arc::new(OrphanSweep),
-            Arc::new(TaskReaper::new()),
-            Arc::new(ReplicatedOrchestrator::new()),
+            Arc::new(TaskReaper::default()),
+            Arc::new(ReplicatedOrchestrator::default()),
             Arc::new(self.dispatcher.clone()),
         ]
     }

@@ -5,6 +5,8 @@ pub mod allocator;
 pub mod ca;
 pub mod control;
 pub mod dispatcher;
+pub mod ca;
+pub mod founding;
 pub mod health;
 pub mod keys;
 pub mod leader;

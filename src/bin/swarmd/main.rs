@@ -1,1 +1,181 @@
-fn main() {}
+//! `swarmd`: a node of a Swarm cluster. Argument parsing, logging, signals; the node does the rest.
+
+mod args;
+mod dev;
+mod executor;
+
+use anyhow::{Context as _, bail};
+use args::{Cli, Command, LogLevel, NodeFlags};
+use clap::{CommandFactory, Parser};
+use std::process::ExitCode;
+use std::time::Duration;
+use swarm_manager::api::types::node_spec::Availability;
+use swarm_manager::node::addresses::parse_listen;
+use swarm_manager::node::{Node, NodeConfig, NodeError};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// The whole orderly stop may take this long; then the process ends anyway (spec 03 section 14.3).
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Threads for the network and the services. The raft member and the applier have threads of their own.
+const WORKER_THREADS_MIN: usize = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.unavailable() {
+        Some(flag) => Err(anyhow::anyhow!("{flag} is not available yet")),
+        None => dispatch(cli),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Some(Command::Shim { .. }) => Ok(swarm_manager::agent::process::shim_main()),
+        Some(Command::Completion { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "swarmd", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Dev {
+            state_dir,
+            listen_control_api,
+            log_level,
+        }) => {
+            start_logging(log_level, false)?;
+            runtime()?.block_on(dev::run(state_dir, listen_control_api))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        None => {
+            start_logging(cli.node.log_level, cli.node.log_json)?;
+            runtime()?.block_on(run_node(cli.node))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    let threads = std::thread::available_parallelism().map_or(WORKER_THREADS_MIN, |n| n.get());
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads.max(WORKER_THREADS_MIN))
+        .thread_name("net")
+        .enable_all()
+        .build()
+        .context("cannot start the network threads")
+}
+
+/// Logs go to standard error. `RUST_LOG` refines what the flag says.
+fn start_logging(level: LogLevel, json: bool) -> anyhow::Result<()> {
+    let filter = EnvFilter::builder()
+        .with_default_directive(level.directive().parse()?)
+        .from_env_lossy();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    let result = if json {
+        builder.json().try_init()
+    } else {
+        builder.try_init()
+    };
+    result.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
+}
+
+async fn run_node(flags: NodeFlags) -> anyhow::Result<()> {
+    let node = Node::start(config(flags)?).await?;
+    run_until_signal(node).await
+}
+
+/// The node's configuration from the flags; everything that can be judged without starting is.
+fn config(flags: NodeFlags) -> anyhow::Result<NodeConfig> {
+    if flags.join_token.is_some() && flags.join_addr.is_none() {
+        bail!("--join-token needs --join-addr: the address of a manager of the cluster");
+    }
+    if flags.raft_tick.is_zero() {
+        bail!("--raft-tick must be longer than zero");
+    }
+    if flags.heartbeat_tick == 0 || flags.election_tick <= flags.heartbeat_tick {
+        bail!("--election-tick must be larger than --heartbeat-tick, and that at least 1");
+    }
+    let control_group = flags.control_group.as_deref().map(group_id).transpose()?;
+    Ok(NodeConfig {
+        listen_remote: parse_listen("--listen-remote-api", &flags.listen_remote_api)?,
+        availability: availability(&flags.availability)?,
+        executor: executor::maker(&flags)?,
+        state_dir: flags.state_dir,
+        join_addr: flags.join_addr,
+        join_token: flags.join_token,
+        hostname: flags.hostname,
+        advertise_remote: flags.advertise_remote_api,
+        control_socket: flags.listen_control_api,
+        control_group,
+        metrics: flags.listen_metrics,
+        raft_tick: flags.raft_tick,
+        heartbeat_ticks: flags.heartbeat_tick,
+        election_ticks: flags.election_tick,
+        accept_log_loss: flags.accept_log_loss,
+    })
+}
+
+fn availability(text: &str) -> anyhow::Result<Availability> {
+    match text {
+        "active" => Ok(Availability::Active),
+        "pause" => Ok(Availability::Pause),
+        "drain" => Ok(Availability::Drain),
+        other => bail!("invalid --availability {other:?}: active, pause or drain"),
+    }
+}
+
+/// The numeric ID of a group that is given by name or number.
+fn group_id(group: &str) -> anyhow::Result<u32> {
+    if let Ok(id) = group.parse() {
+        return Ok(id);
+    }
+    let groups = std::fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    groups
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(':');
+            (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?
+        })
+        .next()
+        .with_context(|| format!("--control-group: this system has no group {group:?}"))
+}
+
+/// Runs the node until SIGINT, SIGTERM or a failure, then stops it in order.
+pub async fn run_until_signal(node: Node) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let ready = async {
+        match node.ready().await {
+            Ok(()) => tracing::info!(node_id = node.security().current().node_id(), "node is ready"),
+            // The same failure is the result of `ended`.
+            Err(error) => tracing::debug!(%error, "the node will not become ready"),
+        }
+        std::future::pending::<()>().await;
+    };
+    let failure: Option<NodeError> = tokio::select! {
+        _ = interrupt.recv() => None,
+        _ = terminate.recv() => None,
+        () = ready => None,
+        error = node.ended() => Some(error),
+    };
+    match &failure {
+        None => tracing::info!("stopping; tasks go on running"),
+        Some(error) => tracing::error!(%error, "stopping after a failure"),
+    }
+    let stopped = tokio::select! {
+        stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => stopped,
+        _ = interrupt.recv() => bail!("interrupted while stopping"),
+    };
+    match (failure, stopped) {
+        (Some(error), _) => Err(error.into()),
+        (None, Ok(result)) => Ok(result?),
+        (None, Err(_)) => bail!("the orderly stop took longer than {} s", STOP_TIMEOUT.as_secs()),
+    }
+}
