@@ -71,8 +71,14 @@ impl Path {
     async fn write(&mut self) {
         match self {
             Path::Store(store) => {
-                let config = Config { id: new_id(), spec: Some(spec()), ..Default::default() };
-                let created = store.update(|tx| tx.create(config).map_err(StoreError::from)).await;
+                let config = Config {
+                    id: new_id(),
+                    spec: Some(spec()),
+                    ..Default::default()
+                };
+                let created = store
+                    .update(|tx| tx.create(config).map_err(StoreError::from))
+                    .await;
                 black_box(created.expect("a write"));
             }
             Path::Grpc(client) => {
@@ -92,7 +98,12 @@ async fn run(path: &Path, callers: u64, writes: u64, times: &Mutex<Histogram<u64
             let (mut path, left) = (path.clone(), left.clone());
             tokio::spawn(async move {
                 let mut own = Vec::new();
-                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+                while left
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                        left.checked_sub(1)
+                    })
+                    .is_ok()
+                {
                     let one = Instant::now();
                     path.write().await;
                     own.push(one.elapsed().as_micros() as u64);
@@ -113,31 +124,49 @@ async fn run(path: &Path, callers: u64, writes: u64, times: &Mutex<Histogram<u64
     total
 }
 
-fn bench(criterion: &mut Criterion, runtime: &tokio::runtime::Runtime, name: &str, order: u8, path: &Path, summary: &Summary) {
+fn bench(
+    criterion: &mut Criterion,
+    runtime: &tokio::runtime::Runtime,
+    name: &str,
+    order: u8,
+    path: &Path,
+    summary: &Summary,
+) {
     let mut group = criterion.benchmark_group(name);
-    group.sample_size(10).measurement_time(Duration::from_secs(6)).throughput(Throughput::Elements(1));
+    group
+        .sample_size(10)
+        .measurement_time(Duration::from_secs(6))
+        .throughput(Throughput::Elements(1));
     for callers in CALLERS {
-        group.bench_with_input(BenchmarkId::from_parameter(callers), &callers, |bencher, &callers| {
-            bencher.iter_custom(|writes| {
-                let times = Mutex::new(Histogram::new(3).expect("three digits"));
-                let total = runtime.block_on(run(path, callers, writes, &times));
-                // Runs shorter than the callers can share say nothing about them.
-                if writes >= callers * 4 {
-                    let mut summary = summary.lock();
-                    let seen = summary.entry((order, callers)).or_default();
-                    seen.writes += writes;
-                    seen.total += total;
-                    seen.times_us.add(times.into_inner()).expect("equal precision");
-                }
-                total
-            });
-        });
+        group.bench_with_input(
+            BenchmarkId::from_parameter(callers),
+            &callers,
+            |bencher, &callers| {
+                bencher.iter_custom(|writes| {
+                    let times = Mutex::new(Histogram::new(3).expect("three digits"));
+                    let total = runtime.block_on(run(path, callers, writes, &times));
+                    // Runs shorter than the callers can share say nothing about them.
+                    if writes >= callers * 4 {
+                        let mut summary = summary.lock();
+                        let seen = summary.entry((order, callers)).or_default();
+                        seen.writes += writes;
+                        seen.total += total;
+                        seen.times_us
+                            .add(times.into_inner())
+                            .expect("equal precision");
+                    }
+                    total
+                });
+            },
+        );
     }
     group.finish();
 }
 
 fn main() {
-    let dir = tempfile::tempdir_in(std::env::var_os("SWARM_BENCH_DIR").unwrap_or_else(|| ".".into())).expect("a directory");
+    let dir =
+        tempfile::tempdir_in(std::env::var_os("SWARM_BENCH_DIR").unwrap_or_else(|| ".".into()))
+            .expect("a directory");
     let disk = sync_rate(dir.path(), CALIBRATION).expect("a calibration");
     println!(
         "F = {:.0} appends of 4 KiB with fdatasync per second (median {:?}, p99 {:?})",
@@ -161,21 +190,42 @@ fn main() {
             heartbeat_ticks: 1,
             election_ticks: 10,
             accept_log_loss: false,
-            executor: Box::new(|_, _| Ok(Arc::new(NoneExecutor::default()))),
+            executor: Box::new(|_| Ok(Arc::new(NoneExecutor))),
         }))
         .expect("a node");
     runtime.block_on(node.ready()).expect("a ready node");
     let store = node.manager().expect("a manager").store().clone();
-    let client = ControlClient::new(runtime.block_on(control_socket(&socket)).expect("a connection"));
+    let client = ControlClient::new(
+        runtime
+            .block_on(control_socket(&socket))
+            .expect("a connection"),
+    );
 
     let summary = Summary::default();
     let mut criterion = Criterion::default().configure_from_args();
-    bench(&mut criterion, &runtime, "store_write/in-process", 0, &Path::Store(store), &summary);
-    bench(&mut criterion, &runtime, "store_write/grpc-unix", 1, &Path::Grpc(client), &summary);
+    bench(
+        &mut criterion,
+        &runtime,
+        "store_write/in-process",
+        0,
+        &Path::Store(store),
+        &summary,
+    );
+    bench(
+        &mut criterion,
+        &runtime,
+        "store_write/grpc-unix",
+        1,
+        &Path::Grpc(client),
+        &summary,
+    );
     criterion.final_summary();
     let after = sync_rate(dir.path(), CALIBRATION).expect("a calibration");
     let f = (disk.syncs_per_second + after.syncs_per_second) / 2.0;
-    println!("\nF = {:.0} before, {:.0} after: ratios to {f:.0}", disk.syncs_per_second, after.syncs_per_second);
+    println!(
+        "\nF = {:.0} before, {:.0} after: ratios to {f:.0}",
+        disk.syncs_per_second, after.syncs_per_second
+    );
     println!("path        callers   writes/s       F    p50 ms    p99 ms");
     for ((order, callers), seen) in summary.lock().iter() {
         let rate = seen.writes as f64 / seen.total.as_secs_f64();

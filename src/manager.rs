@@ -115,8 +115,17 @@ impl Manager {
         let control_health = HealthService::default();
         control_health.set_serving(HEALTH_CONTROL, true);
 
-        let parts = wiring::Parts::new(&config, &member, &store, started, managers(&config, &member));
-        let authorizer = Arc::new(Authorizer::new(config.security.clone(), removed_nodes(&store)));
+        let parts = wiring::Parts::new(
+            &config,
+            &member,
+            &store,
+            started,
+            managers(&config, &member),
+        );
+        let authorizer = Arc::new(Authorizer::new(
+            config.security.clone(),
+            removed_nodes(&store),
+        ));
         let serve = |listener, routes, name: &'static str| {
             let serving = server::serve(
                 listener,
@@ -140,7 +149,11 @@ impl Manager {
                 parts.control_routes(&control_health),
                 "the control socket",
             ),
-            serve(config.remote, parts.remote_routes(&remote_health), "the remote port"),
+            serve(
+                config.remote,
+                parts.remote_routes(&remote_health),
+                "the remote port",
+            ),
         ];
         let terms = tokio::spawn(terms::run(
             terms::Terms {
@@ -217,7 +230,9 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
         .key_file()
         .ensure_dek()
         .map_err(|error| ManagerError::Key(error.to_string()))?;
-    let ring = DekRing::single(Dek::from_bytes(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?);
+    let ring = DekRing::single(
+        Dek::from_bytes(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?,
+    );
     let credentials = config.security.current();
     let options = EngineOptions {
         cluster_id: Some(credentials.cluster_id().to_owned()),
@@ -225,7 +240,10 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
         ..Default::default()
     };
     let state_dir = config.state_dir.clone();
-    let (node_id, cluster_id) = (credentials.node_id().to_owned(), credentials.cluster_id().to_owned());
+    let (node_id, cluster_id) = (
+        credentials.node_id().to_owned(),
+        credentials.cluster_id().to_owned(),
+    );
     let advertise = config.advertise.to_string();
     let mut raft_config = raft::Config::new(0, state_dir.path().to_owned());
     raft_config.tick = config.raft_tick;
@@ -233,7 +251,9 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
     raft_config.election_ticks = config.election_ticks as usize;
     // Opening reads and checks the log: it blocks.
     let opened = tokio::task::spawn_blocking(move || -> Result<(Handle, Store), ManagerError> {
-        let Engines { db, mut log, loss, .. } = Engines::open(&state_dir, &ring, &options)?;
+        let Engines {
+            db, mut log, loss, ..
+        } = Engines::open(&state_dir, &ring, &options)?;
         if let Some(loss) = loss {
             tracing::warn!(%loss, "started on what was left of the log");
         }
@@ -251,7 +271,10 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
 }
 
 /// Serves the metrics page if it is asked for; the gauges are kept in any case.
-async fn start_metrics(config: &ManagerConfig, store: &Store) -> Result<Option<Arc<Metrics>>, ManagerError> {
+async fn start_metrics(
+    config: &ManagerConfig,
+    store: &Store,
+) -> Result<Option<Arc<Metrics>>, ManagerError> {
     let metrics = match Metrics::register(prometheus::default_registry()) {
         Ok(metrics) => Arc::new(metrics),
         Err(error) => {
@@ -265,7 +288,12 @@ async fn start_metrics(config: &ManagerConfig, store: &Store) -> Result<Option<A
     if let Some(address) = config.metrics {
         let wrong = |source| ManagerError::Metrics { address, source };
         let listener = TcpListener::bind(address).await.map_err(wrong)?;
-        let serving = metrics::serve(listener, metrics.clone(), store.clone(), CancellationToken::new());
+        let serving = metrics::serve(
+            listener,
+            metrics.clone(),
+            store.clone(),
+            CancellationToken::new(),
+        );
         tokio::spawn(async move {
             if let Err(error) = serving.await {
                 tracing::error!(%error, "the metrics page is gone");
@@ -276,7 +304,11 @@ async fn start_metrics(config: &ManagerConfig, store: &Store) -> Result<Option<A
 }
 
 /// Reports when the member ends by itself: a manager without raft must not go on answering.
-fn watch_member(member: Handle, failure: watch::Sender<Option<String>>, stopping: CancellationToken) {
+fn watch_member(
+    member: Handle,
+    failure: watch::Sender<Option<String>>,
+    stopping: CancellationToken,
+) {
     tokio::spawn(async move {
         let end = member.ended().await;
         if !stopping.is_cancelled() {

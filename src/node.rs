@@ -22,7 +22,7 @@ use crate::identity::start::{StartError, StartOptions, load_or_create};
 use crate::identity::{RootCa, SecurityConfig};
 use crate::manager::{Manager, ManagerConfig, ManagerError};
 use crate::services::server::{ServeError, bind_remote};
-use crate::storage::state_dir::{StateDir, StateDirError};
+use crate::storage::state_dir::{StateDir, StateDirError, create_dir};
 use addresses::{AddressError, DEFAULT_REMOTE_PORT};
 use remotes::{NodeDialer, NodeManagers};
 use std::net::SocketAddr;
@@ -55,9 +55,18 @@ pub struct NodeConfig {
     pub executor: ExecutorMaker,
 }
 
-/// Makes an executor from the locked state directory and the secrets and configs it will be given.
-pub type ExecutorMaker =
-    Box<dyn FnOnce(&StateDir, Arc<Dependencies>) -> anyhow::Result<Arc<dyn Executor>> + Send>;
+/// What an executor is made of.
+pub struct ExecutorParts {
+    pub node_id: String,
+    /// `<state directory>/worker`.
+    pub worker_dir: PathBuf,
+    pub worker_key: WorkerKey,
+    /// Secrets and configs that the node's tasks are given.
+    pub dependencies: Arc<Dependencies>,
+}
+
+/// Makes the executor once the node knows who it is.
+pub type ExecutorMaker = Box<dyn FnOnce(ExecutorParts) -> anyhow::Result<Arc<dyn Executor>> + Send>;
 
 /// Why a node did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +93,9 @@ pub enum NodeError {
     Agent(#[from] AgentError),
     #[error("the task executor cannot be used: {0:#}")]
     Executor(anyhow::Error),
-    #[error("this node joined as a manager, which is not available yet: join with the worker token")]
+    #[error(
+        "this node joined as a manager, which is not available yet: join with the worker token"
+    )]
     JoinAsManager,
 }
 
@@ -193,7 +204,10 @@ impl Node {
     }
 }
 
-async fn identity(config: &NodeConfig, state_dir: &StateDir) -> Result<Arc<SecurityConfig>, NodeError> {
+async fn identity(
+    config: &NodeConfig,
+    state_dir: &StateDir,
+) -> Result<Arc<SecurityConfig>, NodeError> {
     let options = StartOptions {
         join_addr: config.join_addr.clone(),
         join_token: config.join_token.clone(),
@@ -215,7 +229,11 @@ async fn start_manager(
     }
     // Checked before anything is bound: with several addresses the operator has to choose.
     let usable = addresses::usable_addresses().map_err(NodeError::Interfaces)?;
-    addresses::advertise(config.advertise_remote.as_deref(), config.listen_remote, &usable)?;
+    addresses::advertise(
+        config.advertise_remote.as_deref(),
+        config.listen_remote,
+        &usable,
+    )?;
     let remote = bind_remote(config.listen_remote).await?;
     let bound = remote.local_addr().unwrap_or(config.listen_remote);
     let advertise = addresses::advertise(config.advertise_remote.as_deref(), bound, &usable)?;
@@ -267,7 +285,16 @@ async fn start_agent(
     cancel: &CancellationToken,
 ) -> Result<AgentHandle, NodeError> {
     let dependencies = Dependencies::new();
-    let executor = (config.executor)(state_dir, dependencies.clone()).map_err(NodeError::Executor)?;
+    let worker_dir = state_dir.worker();
+    create_dir(&worker_dir)?;
+    let worker_key = WorkerKey::open_or_create(&worker_dir.join("key"))?;
+    let parts = ExecutorParts {
+        node_id: security.current().node_id().to_owned(),
+        worker_dir: worker_dir.clone(),
+        worker_key: worker_key.clone(),
+        dependencies: dependencies.clone(),
+    };
+    let executor = (config.executor)(parts).map_err(NodeError::Executor)?;
     let (tls_info, tls_info_seen) = watch::channel(Some(security.current().tls_info()));
     let mut credentials = security.subscribe();
     let cancel = cancel.clone();
@@ -276,9 +303,6 @@ async fn start_agent(
             tls_info.send_replace(Some(credentials.borrow_and_update().tls_info()));
         }
     });
-    let worker_dir = state_dir.worker();
-    crate::storage::state_dir::create_dir(&worker_dir)?;
-    let worker_key = WorkerKey::open_or_create(&worker_dir.join("key"))?;
     Ok(Agent::start(AgentConfig {
         hostname: config.hostname.unwrap_or_default(),
         worker_dir,
@@ -313,7 +337,10 @@ impl Changes {
                 NodeChange::CertificateRotation => self.renew_now.request(),
                 NodeChange::RootCa(roots) => self.trust(&roots),
                 NodeChange::Role(role) if (role as i32 == 1) != self.is_manager => {
-                    tracing::warn!(?role, "another role is wanted of this node; changing roles is not available yet");
+                    tracing::warn!(
+                        ?role,
+                        "another role is wanted of this node; changing roles is not available yet"
+                    );
                 }
                 NodeChange::Role(_) | NodeChange::DesiredRole(_) | NodeChange::VxlanPort(_) => {}
             }
@@ -327,12 +354,18 @@ impl Changes {
             return;
         }
         let root = RootCa::trusting(roots, self.security.clock().now());
-        let result = root
-            .map_err(|error| error.to_string())
-            .and_then(|root| self.security.replace_root(root).map_err(|error| error.to_string()));
+        let result = root.map_err(|error| error.to_string()).and_then(|root| {
+            self.security
+                .replace_root(root)
+                .map_err(|error| error.to_string())
+        });
         match result {
-            Ok(()) => tracing::info!("the cluster has other root certificates; they are trusted now"),
-            Err(error) => tracing::error!(%error, "the cluster's new root certificates were not taken over"),
+            Ok(()) => {
+                tracing::info!("the cluster has other root certificates; they are trusted now")
+            }
+            Err(error) => {
+                tracing::error!(%error, "the cluster's new root certificates were not taken over")
+            }
         }
     }
 }

@@ -30,6 +30,7 @@ pub mod executor;
 mod files;
 pub mod key;
 pub mod process;
+pub mod none;
 pub mod remotes;
 pub mod reporter;
 mod sequence;

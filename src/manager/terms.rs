@@ -64,7 +64,13 @@ pub async fn run(terms: Terms, stop: CancellationToken) {
                 if begin.elapsed() >= HEALTHY {
                     pause = PAUSE_MIN;
                 }
-                tracing::error!(term = raft_term, service, reason, ?pause, "the term failed; starting afresh");
+                tracing::error!(
+                    term = raft_term,
+                    service,
+                    reason,
+                    ?pause,
+                    "the term failed; starting afresh"
+                );
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = stop.cancelled() => {}
@@ -122,7 +128,10 @@ impl Terms {
 }
 
 /// Waits until this member leads; `None` when the loop should end.
-async fn won(leadership: &mut watch::Receiver<Leadership>, stop: &CancellationToken) -> Option<u64> {
+async fn won(
+    leadership: &mut watch::Receiver<Leadership>,
+    stop: &CancellationToken,
+) -> Option<u64> {
     tokio::select! {
         biased;
         () = stop.cancelled() => None,

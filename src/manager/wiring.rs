@@ -11,7 +11,9 @@ use crate::raft::rpc::RaftRpc;
 use crate::services::admin::{AdminParts, AdminService};
 use crate::services::allocator::Allocator;
 use crate::services::ca::CaService;
-use crate::services::control::{self, ControlOptions, ControlService, MembershipView, OrphanSweep, ReadFrom};
+use crate::services::control::{
+    self, ControlOptions, ControlService, MembershipView, OrphanSweep, ReadFrom,
+};
 use crate::services::dispatcher::{Dispatcher, Settings};
 use crate::services::health::HealthService;
 use crate::services::leader::LeaderService;
@@ -99,9 +101,14 @@ impl Parts {
                     .max_decoding_message_size(MESSAGE_BYTES_MAX)
                     .max_encoding_message_size(usize::MAX),
             )
-            .add_service(LogBrokerServer::new(LogServices).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .add_service(
+                LogBrokerServer::new(LogServices).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            )
             .add_service(LogsServer::new(LogServices).max_decoding_message_size(MESSAGE_BYTES_MAX))
-            .add_service(ResourceAllocatorServer::new(ResourceService).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .add_service(
+                ResourceAllocatorServer::new(ResourceService)
+                    .max_decoding_message_size(MESSAGE_BYTES_MAX),
+            )
     }
 }
 

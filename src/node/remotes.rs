@@ -18,7 +18,10 @@ pub struct NodeManagers {
 
 impl NodeManagers {
     pub fn new(remotes: SharedRemotes, own_socket: Option<PathBuf>) -> NodeManagers {
-        NodeManagers { remotes, own_socket }
+        NodeManagers {
+            remotes,
+            own_socket,
+        }
     }
 }
 

@@ -114,7 +114,8 @@ impl Founder {
 
     fn root_ca(&self) -> Result<RootCa, TokenError> {
         let root = self.credentials.root();
-        let token = || JoinToken::generate(root.digest(), false).map(|token| token.as_str().to_owned());
+        let token =
+            || JoinToken::generate(root.digest(), false).map(|token| token.as_str().to_owned());
         Ok(RootCa {
             ca_key: root
                 .signing_pem()

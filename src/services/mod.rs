@@ -5,7 +5,6 @@ pub mod allocator;
 pub mod ca;
 pub mod control;
 pub mod dispatcher;
-pub mod ca;
 pub mod founding;
 pub mod health;
 pub mod keys;

@@ -181,9 +181,15 @@ impl Cli {
             (later.listen_debug.is_some(), "--listen-debug"),
             (later.engine_addr.is_some(), "--engine-addr"),
             (later.backup_dir.is_some(), "--backup-dir"),
-            (self.node.executor == ExecutorName::Docker, "--executor docker"),
+            (
+                self.node.executor == ExecutorName::Docker,
+                "--executor docker",
+            ),
             (self.node.executor == ExecutorName::Sim, "--executor sim"),
         ];
-        given.into_iter().find(|(given, _)| *given).map(|(_, flag)| flag)
+        given
+            .into_iter()
+            .find(|(given, _)| *given)
+            .map(|(_, flag)| flag)
     }
 }

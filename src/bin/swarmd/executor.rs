@@ -2,7 +2,11 @@
 
 use crate::args::{ExecutorName, NodeFlags};
 use anyhow::bail;
-use swarm_manager::node::ExecutorMaker;
+use std::path::PathBuf;
+use std::sync::Arc;
+use swarm_manager::agent::none::NoneExecutor;
+use swarm_manager::agent::process::{ProcessConfig, ProcessExecutor};
+use swarm_manager::node::{ExecutorMaker, ExecutorParts};
 
 /// How to make the executor that the flags ask for.
 pub fn maker(flags: &NodeFlags) -> anyhow::Result<ExecutorMaker> {
@@ -12,4 +16,19 @@ pub fn maker(flags: &NodeFlags) -> anyhow::Result<ExecutorMaker> {
         ExecutorName::Docker => bail!("--executor docker is not available yet"),
         ExecutorName::Sim => bail!("--executor sim is not available yet"),
     }
+}
+
+fn none() -> ExecutorMaker {
+    Box::new(|_| Ok(Arc::new(NoneExecutor)))
+}
+
+fn process(task_tmpfs: Option<PathBuf>) -> ExecutorMaker {
+    Box::new(|parts: ExecutorParts| {
+        let config = ProcessConfig {
+            task_tmpfs,
+            ..ProcessConfig::new(parts.node_id, parts.worker_dir)
+        };
+        let executor = ProcessExecutor::new(config, parts.worker_key, parts.dependencies)?;
+        Ok(Arc::new(executor))
+    })
 }

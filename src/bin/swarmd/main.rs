@@ -153,7 +153,10 @@ pub async fn run_until_signal(node: Node) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let ready = async {
         match node.ready().await {
-            Ok(()) => tracing::info!(node_id = node.security().current().node_id(), "node is ready"),
+            Ok(()) => tracing::info!(
+                node_id = node.security().current().node_id(),
+                "node is ready"
+            ),
             // The same failure is the result of `ended`.
             Err(error) => tracing::debug!(%error, "the node will not become ready"),
         }
@@ -176,6 +179,9 @@ pub async fn run_until_signal(node: Node) -> anyhow::Result<()> {
     match (failure, stopped) {
         (Some(error), _) => Err(error.into()),
         (None, Ok(result)) => Ok(result?),
-        (None, Err(_)) => bail!("the orderly stop took longer than {} s", STOP_TIMEOUT.as_secs()),
+        (None, Err(_)) => bail!(
+            "the orderly stop took longer than {} s",
+            STOP_TIMEOUT.as_secs()
+        ),
     }
 }

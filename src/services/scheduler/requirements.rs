@@ -198,7 +198,7 @@ impl Requirements {
     fn passes_fixed(&self, filter: Filter, node: &Node) -> bool {
         match filter {
             Filter::Ready => is_ready(node),
-            Filter::Executor => self.is_process == is_process_node(node),
+            Filter::Executor => has_executor(node, self.is_process),
             Filter::Plugin => self.plugins.iter().all(|plugin| has_plugin(node, plugin)),
             Filter::Constraint => matches_all(&self.constraints, node),
             Filter::Platform => self.platforms.is_empty() || self.has_platform(node),
@@ -266,16 +266,21 @@ fn is_ready(node: &Node) -> bool {
     state == Some(node_status::State::Ready as i32) && availability == Availability::Active as i32
 }
 
-/// Whether the node runs tasks as plain processes and nothing else.
-fn is_process_node(node: &Node) -> bool {
+/// Whether the node's executor takes such tasks: a node that announces an executor takes only what is that
+/// executor's (a node with `none` takes nothing), every other node takes container images.
+fn has_executor(node: &Node, is_process: bool) -> bool {
     let engine = node
         .description
         .as_ref()
         .and_then(|node| node.engine.as_ref());
-    engine.is_some_and(|engine| {
+    let announced = engine.and_then(|engine| {
         let mut plugins = engine.plugins.iter();
-        plugins.any(|plugin| plugin.r#type == EXECUTOR_PLUGIN && plugin.name == PROCESS_EXECUTOR)
-    })
+        plugins.find(|plugin| plugin.r#type == EXECUTOR_PLUGIN)
+    });
+    match announced {
+        Some(plugin) => is_process && plugin.name == PROCESS_EXECUTOR,
+        None => !is_process,
+    }
 }
 
 /// What a task wants kept for it.
