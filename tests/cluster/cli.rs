@@ -45,7 +45,7 @@ fn unknown_objects_and_refused_specs() {
             "--name and --image are needed",
         ),
         (
-            vec!["service", "create", "--name", "-bad-", "--image", "host"],
+            vec!["service", "create", "--name=-bad-", "--image", "host"],
             "name",
         ),
     ] {
