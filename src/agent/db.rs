@@ -43,6 +43,8 @@ const ASSIGNED_MARK: &[u8] = &[0xff];
 const WRITE_BUFFER_BYTES: usize = 1 << 20;
 /// Write-ahead log kept at most before memory is flushed, 4 MiB.
 const WAL_BYTES_MAX: u64 = 4 << 20;
+/// Disk space that the manifest takes at a time; it stays small.
+const MANIFEST_STEP_BYTES: usize = 64 << 10;
 /// The database is compacted when more rows than this, and more than there are tasks, were deleted.
 const COMPACT_AFTER_DELETES: usize = 1000;
 /// Pause before statuses that the disk refused are written again.
@@ -368,6 +370,7 @@ impl Disk {
         options.set_max_total_wal_size(WAL_BYTES_MAX);
         options.set_max_open_files(64);
         options.set_keep_log_file_num(2);
+        options.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
         options.set_max_background_jobs(2);
         let db = DB::open_cf_descriptors(&options, path, families)
             .map_err(|error| rocks_error("open", path, &error))?;

@@ -608,6 +608,9 @@ fn new_cache(path: &Path, options: &DbOptions) -> Result<Cache, DbError> {
         .map_err(|error| engine_error("make the block cache of", path, error))
 }
 
+/// Disk space that a manifest takes at a time; the engine's default of 4 MiB is for large databases.
+const MANIFEST_STEP_BYTES: usize = 64 << 10;
+
 /// Options of the whole database (spec 01 section 10).
 fn database_options(options: &DbOptions) -> Options {
     let mut db = Options::default();
@@ -629,6 +632,7 @@ fn database_options(options: &DbOptions) -> Options {
     db.set_max_manifest_file_size(1 << 20);
     // The default reserves 4 MiB for it.
     db.set_manifest_preallocation_size(64 << 10);
+    db.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
     db
 }
 
@@ -647,8 +651,9 @@ fn family_options(family: Family, options: &DbOptions, cache: &Cache) -> Options
     let mut cf = Options::default();
     let buffer_bytes = match family {
         Family::Meta => 1 << 20,
-        // One family may hold a quarter of all unflushed writes before it alone causes a flush.
-        _ => (options.write_buffer_bytes / 4).max(1 << 20),
+        // An eighth of all unflushed writes: 8 MiB by default (spec 01 section 10). The engine reserves
+        // slightly more than this on the disk for its own log, idle or not.
+        _ => (options.write_buffer_bytes / 8).max(1 << 20),
     };
     cf.set_write_buffer_size(buffer_bytes);
     cf.set_max_write_buffer_number(3);
