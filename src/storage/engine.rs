@@ -630,8 +630,6 @@ fn database_options(options: &DbOptions) -> Options {
     db.set_stats_persist_period_sec(0);
     // A manifest that is rewritten often stays small; the default is 1 GiB.
     db.set_max_manifest_file_size(1 << 20);
-    // The default reserves 4 MiB for it.
-    db.set_manifest_preallocation_size(64 << 10);
     db.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
     db
 }
