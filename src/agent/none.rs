@@ -5,8 +5,8 @@
 
 use super::executor::{Controller, Executor, ExecutorError, TaskError};
 use crate::api::types::{
-    EncryptionKey, EngineDescription, Node, NodeDescription, Platform, PluginDescription, Resources,
-    Task,
+    EncryptionKey, EngineDescription, Node, NodeDescription, Platform, PluginDescription,
+    Resources, Task,
 };
 use futures::future::BoxFuture;
 use std::collections::BTreeSet;
@@ -51,7 +51,10 @@ impl Executor for NoneExecutor {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn controller(&self, _task: Arc<Task>) -> BoxFuture<'_, Result<Arc<dyn Controller>, TaskError>> {
+    fn controller(
+        &self,
+        _task: Arc<Task>,
+    ) -> BoxFuture<'_, Result<Arc<dyn Controller>, TaskError>> {
         let refusal = TaskError::fatal("this node runs no tasks (--executor none)");
         Box::pin(std::future::ready(Err(refusal)))
     }
