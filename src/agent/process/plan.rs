@@ -335,9 +335,9 @@ fn stop_signal(text: &str) -> Result<i32, TaskError> {
 fn secret_files(references: &[SecretReference]) -> Result<Vec<FilePlan>, TaskError> {
     references
         .iter()
-        .filter_map(|reference| match &reference.target {
-            Some(secret_reference::Target::File(target)) => Some((&reference.secret_id, target)),
-            None => None,
+        .filter_map(|reference| {
+            let secret_reference::Target::File(target) = reference.target.as_ref()?;
+            Some((&reference.secret_id, target))
         })
         .map(|(id, target)| file_plan(id, target))
         .collect()
