@@ -146,7 +146,6 @@ impl Controller for TestController {
 
 /// What a manager double is asked.
 #[derive(Debug, PartialEq)]
-#[allow(clippy::large_enum_variant)]
 pub(crate) enum Asked {
     Session {
         id: String,

@@ -280,3 +280,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -474,7 +474,8 @@ fn from_webpki(error: webpki::Error, bundle: &[Certificate]) -> CertError {
     use webpki::Error;
     let name = bundle.first().map_or("", |leaf| leaf.common_name.as_str());
     match error {
-        Error::UnknownIssuer => CertError::UnknownAuthority,
+        // All generated roots have the same name, so a foreign one is only told apart by its key.
+        Error::UnknownIssuer | Error::InvalidSignatureForPublicKey => CertError::UnknownAuthority,
         Error::CertExpired { not_after, .. } => CertError::Expired {
             index: 0,
             name: name.to_owned(),

@@ -194,3 +194,27 @@ fn legacy_key(password: &[u8], iv: &[u8], key_bytes: usize) -> Zeroizing<Vec<u8>
     key.truncate(key_bytes);
     key
 }
+
+/// Results for given random values, for comparison with known ones.
+#[cfg(test)]
+pub(super) mod known {
+    use super::*;
+
+    /// Derived key and ciphertext of the older form.
+    pub fn legacy(plain: &[u8], password: &[u8], iv: &[u8; IV_BYTES]) -> (Vec<u8>, Vec<u8>) {
+        let block = encrypt_legacy(plain, password, iv).unwrap();
+        (legacy_key(password, iv, 32).to_vec(), block.der.to_vec())
+    }
+
+    /// Ciphertext of the newer form.
+    pub fn pbes2(
+        plain: &[u8],
+        password: &[u8],
+        salt: &[u8; PBKDF2_SALT_BYTES],
+        iv: &[u8; IV_BYTES],
+    ) -> Vec<u8> {
+        let block = encrypt_pbes2(plain, password, salt, iv).unwrap();
+        let info = EncryptedPrivateKeyInfo::from_der(&block.der).unwrap();
+        info.encrypted_data.to_vec()
+    }
+}

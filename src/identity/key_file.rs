@@ -166,10 +166,11 @@ impl KeyFile {
     pub fn read(&self) -> Result<NodePair, KeyFileError> {
         let mut state = self.state.lock();
         let (block, key) = self.read_key(&state.kek)?;
-        if let Some(version) = block.header(KEK_VERSION).and_then(|text| text.parse().ok()) {
+        state.deks = self.read_deks(&block, &state.kek)?;
+        let version = block.header(KEK_VERSION).map(str::parse);
+        if let Some(Ok(version)) = version {
             state.kek.version = version;
         }
-        state.deks = self.read_deks(&block, &state.kek)?;
         let certificate_pem = self.read_certificate(&key)?;
         files::sweep_temporary(&self.dir);
         if files::readable_by_others(&self.key_path()) {
@@ -322,3 +323,6 @@ fn is_pair(certificate_pem: &[u8], key: &PrivateKey) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,8 @@ pub mod renewal;
 pub mod root_ca;
 pub mod security;
 pub mod start;
+#[cfg(test)]
+pub mod testing;
 pub mod tls;
 pub mod token;
 
@@ -41,6 +43,7 @@ pub use caller::Caller;
 pub use clock::Clock;
 pub use dek::{Dek, DekHeaders};
 pub use key_file::{Kek, KeyFile, NodePair};
+pub use private_key::PrivateKey;
 pub use root_ca::{RootCa, RootCaParts};
 pub use security::{Credentials, SecurityConfig};
 pub use token::JoinToken;

@@ -402,3 +402,6 @@ impl SigningKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -165,3 +165,6 @@ pub fn renewal_time(not_before: i64, not_after: i64, draw: f64) -> i64 {
     let chosen = earliest + ((window as f64 * draw) as i64).clamp(0, window - 1);
     not_before.saturating_add(chosen.saturating_mul(60))
 }
+
+#[cfg(test)]
+mod tests;

@@ -322,3 +322,6 @@ fn check_signer(
         key_pem: Zeroizing::new(key_pem.to_vec()),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -251,3 +251,6 @@ pub fn save_root(dir: &Path, roots_pem: &[u8]) -> Result<(), FileError> {
     files::ensure_dir(dir, files::PUBLIC_DIR)?;
     files::write_atomic(&root_path(dir), roots_pem, files::PUBLIC_FILE)
 }
+
+#[cfg(test)]
+mod tests;

@@ -199,24 +199,24 @@ fn with_pending_key(
     root: RootCa,
     dek: &Dek,
     clock: &Clock,
-) -> Result<RootCa, StartError> {
+) -> Result<RootCa, FileError> {
     let path = dir.join(PENDING_ROOT_KEY_NAME);
     let Some(sealed) = files::read_if_present(&path)? else {
         return Ok(root);
     };
-    let key = match record::open(&sealed, Some(dek.as_bytes())) {
-        Ok(key) => key,
-        Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "ignoring a sealed CA key");
-            return Ok(root);
-        }
-    };
-    let parts = RootCaParts {
-        roots: root.roots_pem(),
-        signing: Some((root.roots_pem(), &key)),
-        ..RootCaParts::default()
-    };
-    RootCa::new(parts, clock.now()).map_err(|source| StartError::Root { path, source })
+    let opened = record::open(&sealed, Some(dek.as_bytes())).map_err(|error| error.to_string());
+    let with_key = opened.and_then(|key| {
+        let parts = RootCaParts {
+            roots: root.roots_pem(),
+            signing: Some((root.roots_pem(), &key)),
+            ..RootCaParts::default()
+        };
+        RootCa::new(parts, clock.now()).map_err(|error| error.to_string())
+    });
+    Ok(with_key.unwrap_or_else(|error| {
+        tracing::warn!(path = %path.display(), error, "ignoring a sealed CA key");
+        root
+    }))
 }
 
 /// Makes a root CA, a cluster ID and the first manager's certificate.
@@ -302,3 +302,6 @@ async fn join_cluster(
     );
     Ok(security)
 }
+
+#[cfg(test)]
+mod tests;

@@ -129,3 +129,6 @@ pub async fn serve(
     cut.cancel();
     result.map_err(|source| ServeError::Serve { name, source })
 }
+
+#[cfg(test)]
+mod tests;

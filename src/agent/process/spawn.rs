@@ -283,7 +283,7 @@ mod tests {
         let mut spawn = shell("env; ulimit -n; umask");
         spawn.env.push(("GREETING".into(), "hello".into()));
         spawn.limits = vec![ResourceLimit {
-            resource: libc::RLIMIT_NOFILE,
+            resource: libc::RLIMIT_NOFILE as u32,
             soft: Some(64),
             hard: Some(64),
         }];

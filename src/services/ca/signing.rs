@@ -57,8 +57,11 @@ pub(super) struct Work {
     cluster_id: String,
 }
 
-/// Nodes that could not be signed for at the moment.
-pub(super) struct Postponed(BTreeSet<String>);
+/// Nodes that could not be signed for at the moment, and by whom.
+pub(super) struct Postponed {
+    nodes: BTreeSet<String>,
+    signer: Arc<RootCa>,
+}
 
 impl SigningLoop {
     pub(super) fn new(shared: Arc<Shared>, running: Arc<Running>) -> SigningLoop {
@@ -192,8 +195,15 @@ impl Reconciler for SigningLoop {
     }
 
     fn settle(&mut self, outcome: Postponed, now: Now) {
-        let Postponed(nodes) = outcome;
-        if !nodes.is_empty() {
+        let Postponed { nodes, signer } = outcome;
+        let current = self
+            .signer
+            .as_ref()
+            .is_some_and(|now| Arc::ptr_eq(now, &signer));
+        if !current {
+            // Another signer has come meanwhile, and may be able to.
+            self.waiting.extend(nodes);
+        } else if !nodes.is_empty() {
             self.postponed.extend(nodes);
             self.retry_at.get_or_insert(now.instant + RETRY_INTERVAL);
         }
@@ -275,14 +285,17 @@ async fn sign_all(store: Store, work: Work) -> Result<Postponed, StoreError> {
             }
             Some(Signed::Later) => {
                 // The others would fare the same; they are spared until the next tick.
-                postponed = work.nodes;
+                postponed = work.nodes.clone();
                 break;
             }
             None => {}
         }
     }
     batch.commit().await?;
-    Ok(Postponed(postponed))
+    Ok(Postponed {
+        nodes: postponed,
+        signer: work.signer,
+    })
 }
 
 /// Signs one request. `None` for a node whose record makes no sense.

@@ -131,8 +131,7 @@ fn templates_expand_in_values_only() {
 
 #[test]
 fn what_a_program_of_the_host_cannot_have_is_refused() {
-    type Edit = fn(&mut ContainerSpec);
-    let cases: [(&str, Edit); 6] = [
+    let cases: [(&str, fn(&mut ContainerSpec)); 6] = [
         ("a terminal", |spec| spec.tty = true),
         ("read-only", |spec| spec.read_only = true),
         ("capabilities", |spec| {
@@ -248,7 +247,7 @@ fn signals_limits_and_grace() {
     assert_eq!(
         plan.resource_limits,
         [ResourceLimit {
-            resource: libc::RLIMIT_NOFILE,
+            resource: libc::RLIMIT_NOFILE as u32,
             soft: Some(10),
             hard: None
         }]
