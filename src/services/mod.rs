@@ -17,3 +17,6 @@ pub mod resource;
 pub mod scheduler;
 pub mod server;
 pub mod task_diff;
+
+#[cfg(test)]
+mod testing;

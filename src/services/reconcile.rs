@@ -425,3 +425,6 @@ fn concerns_one_object(failure: &StoreError) -> bool {
         StoreError::Propose(_) | StoreError::Disk(_) | StoreError::Closed => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,3 +60,73 @@ pub fn is_attached(task: &Task) -> bool {
 fn has_networks(spec: Option<&TaskSpec>) -> bool {
     spec.is_some_and(|spec| !spec.networks.is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{EndpointSpec, NetworkAttachmentConfig, PortConfig};
+    use crate::services::testing::objects;
+
+    fn publishing(mode: PublishMode) -> Service {
+        let mut service = objects::service("web");
+        service.spec.get_or_insert_default().endpoint = Some(EndpointSpec {
+            ports: vec![PortConfig {
+                target_port: 80,
+                published_port: 8080,
+                publish_mode: mode as i32,
+                ..PortConfig::default()
+            }],
+            ..EndpointSpec::default()
+        });
+        service
+    }
+
+    #[test]
+    fn services_without_ports_need_nothing() {
+        let mut service = objects::service("web");
+        assert_eq!(service_need(&service), ServiceNeed::Nothing);
+        service.spec.get_or_insert_default().endpoint = Some(EndpointSpec::default());
+        assert_eq!(service_need(&service), ServiceNeed::Nothing);
+    }
+
+    #[test]
+    fn host_ports_are_copied_once() {
+        let mut service = publishing(PublishMode::Host);
+        let ServiceNeed::Endpoint(Some(endpoint)) = service_need(&service) else {
+            panic!("no endpoint");
+        };
+        let spec = service.spec.as_ref().and_then(|spec| spec.endpoint.clone());
+        assert_eq!(endpoint.ports, spec.clone().unwrap_or_default().ports);
+        assert_eq!(endpoint.spec, spec);
+        assert!(endpoint.virtual_ips.is_empty());
+        service.endpoint = Some(endpoint);
+        assert_eq!(service_need(&service), ServiceNeed::Nothing);
+        service.spec.get_or_insert_default().endpoint = None;
+        assert_eq!(service_need(&service), ServiceNeed::Endpoint(None));
+    }
+
+    #[test]
+    fn networks_and_ingress_ports_are_refused() {
+        assert_eq!(
+            service_need(&publishing(PublishMode::Ingress)),
+            ServiceNeed::Unsupported
+        );
+        let network = NetworkAttachmentConfig::default();
+        let mut attached = objects::service("web");
+        let spec = attached.spec.get_or_insert_default();
+        spec.task
+            .get_or_insert_default()
+            .networks
+            .push(network.clone());
+        assert_eq!(service_need(&attached), ServiceNeed::Unsupported);
+        let mut legacy = objects::service("web");
+        legacy.spec.get_or_insert_default().networks.push(network);
+        assert_eq!(service_need(&legacy), ServiceNeed::Unsupported);
+        let task = Task {
+            spec: attached.spec.and_then(|spec| spec.task),
+            ..Task::default()
+        };
+        assert!(is_attached(&task));
+        assert!(!is_attached(&Task::default()));
+    }
+}

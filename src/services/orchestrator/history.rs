@@ -163,3 +163,133 @@ pub fn window_ns(task: &Task) -> Option<i128> {
     let window = duration_nanos(policy.window.as_ref()?);
     (window > 0).then_some(window)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{Meta, RestartPolicy, TaskSpec, TaskStatus};
+
+    const SECOND: i128 = 1_000_000_000;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp { seconds, nanos: 0 }
+    }
+
+    fn policy(condition: RestartCondition, attempts_max: u64, window_s: i64) -> RestartPolicy {
+        RestartPolicy {
+            condition: condition as i32,
+            max_attempts: attempts_max,
+            window: (window_s > 0).then_some(prost_types::Duration {
+                seconds: window_s,
+                nanos: 0,
+            }),
+            ..RestartPolicy::default()
+        }
+    }
+
+    fn task(version: u64, created_s: i64, ended_s: i64, policy: RestartPolicy) -> Task {
+        Task {
+            service_id: "web".to_owned(),
+            slot: 1,
+            meta: Some(Meta {
+                created_at: Some(at(created_s)),
+                ..Meta::default()
+            }),
+            spec_version: Some(Version { index: version }),
+            spec: Some(TaskSpec {
+                restart: Some(policy),
+                ..TaskSpec::default()
+            }),
+            status: Some(TaskStatus {
+                state: task::FAILED,
+                timestamp: Some(at(ended_s)),
+                ..TaskStatus::default()
+            }),
+            ..Task::default()
+        }
+    }
+
+    fn key() -> SlotKey {
+        SlotKey {
+            service_id: "web".to_owned(),
+            slot: 1,
+            node_id: String::new(),
+        }
+    }
+
+    #[test]
+    fn conditions() {
+        let mut history = RestartHistory::default();
+        let cases = [
+            (RestartCondition::None, task::FAILED, false, false),
+            (RestartCondition::OnFailure, task::FAILED, false, true),
+            (RestartCondition::OnFailure, task::COMPLETE, false, false),
+            (RestartCondition::Any, task::COMPLETE, false, true),
+            (RestartCondition::Any, task::COMPLETE, true, false),
+            (RestartCondition::Any, task::REJECTED, true, true),
+        ];
+        for (condition, state, is_job, allowed) in cases {
+            let mut task = task(1, 0, 0, policy(condition, 0, 0));
+            task.status.get_or_insert_default().state = state;
+            let found = history.should_restart(&task, &key(), is_job);
+            assert_eq!(found, allowed, "{condition:?} {state} {is_job}");
+        }
+        let mut without = task(1, 0, 0, policy(RestartCondition::None, 0, 0));
+        without.spec = None;
+        assert!(history.should_restart(&without, &key(), false));
+    }
+
+    #[test]
+    fn attempts_are_counted_per_version() {
+        let any = |attempts| policy(RestartCondition::Any, attempts, 0);
+        let mut history = RestartHistory::default();
+        for restart in 0..3 {
+            let failed = task(1, restart, restart, any(3));
+            assert!(history.should_restart(&failed, &key(), false));
+            history.record(&failed, key(), at(restart));
+        }
+        assert!(!history.should_restart(&task(1, 9, 9, any(3)), &key(), false));
+        assert!(history.should_restart(&task(2, 9, 9, any(3)), &key(), false));
+        history.record(&task(2, 9, 9, any(1)), key(), at(9));
+        assert!(!history.should_restart(&task(2, 9, 9, any(1)), &key(), false));
+        history.forget("web");
+        assert!(history.should_restart(&task(2, 9, 9, any(1)), &key(), false));
+    }
+
+    /// Restarts at the very beginning of the window do not count any more, those at the moment of the
+    /// failure not yet.
+    #[test]
+    fn windows() {
+        let windowed = || policy(RestartCondition::Any, 1, 10);
+        let mut history = RestartHistory::default();
+        history.record(&task(1, 100, 0, windowed()), key(), at(100));
+        assert!(history.should_restart(&task(1, 0, 100, windowed()), &key(), false));
+        assert!(!history.should_restart(&task(1, 0, 101, windowed()), &key(), false));
+        assert!(!history.should_restart(&task(1, 0, 109, windowed()), &key(), false));
+        assert!(history.should_restart(&task(1, 0, 110, windowed()), &key(), false));
+        let entry = &history.services["web"][&key()];
+        assert!(entry.created_ns.is_empty(), "{entry:?}");
+        assert_eq!(window_ns(&task(1, 0, 0, windowed())), Some(10 * SECOND));
+    }
+
+    /// Three restarts in ten minutes; of five tasks one has an old spec and one lies outside of the window.
+    #[test]
+    fn a_new_leader_counts_what_it_finds() {
+        let windowed = || policy(RestartCondition::Any, 3, 600);
+        let now = 10_000;
+        let found = [
+            (1, now - 30),
+            (2, now - 1_500),
+            (2, now - 900),
+            (2, now - 20),
+            (2, now - 10),
+        ];
+        let found = found.map(|(version, created_s)| task(version, created_s, 0, windowed()));
+        let mut history = RestartHistory::default();
+        let traces = found.iter().filter_map(Trace::of).collect();
+        history.rebuild(&key(), traces);
+        assert!(history.should_restart(&task(2, 0, now, windowed()), &key(), false));
+        history.record(&task(2, now, 0, windowed()), key(), at(now));
+        assert!(!history.should_restart(&task(2, 0, now + 1, windowed()), &key(), false));
+    }
+}

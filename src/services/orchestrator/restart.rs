@@ -5,22 +5,19 @@
 
 use std::time::Duration;
 
-use prost_types::Timestamp;
 use tracing::warn;
 
 use super::delays::{DelayedStart, OldTask};
 use super::history::RestartHistory;
-use super::task::{self, COMPLETE, READY, SHUTDOWN, SlotKey};
+use super::task::{self, COMPLETE, READY, SHUTDOWN, SlotKey, TaskMaker};
 use crate::api::types::service_spec::Mode;
-use crate::api::types::{Cluster, Node, Service, Task};
+use crate::api::types::{Node, Service, Task};
 use crate::storage::{StoreError, Tx};
 
-/// What restarts need to know besides the store.
+/// What restarts need besides the store.
 pub struct RestartContext<'a> {
     pub history: &'a mut RestartHistory,
-    /// Source of defaults for new tasks.
-    pub cluster: Option<&'a Cluster>,
-    pub now: Timestamp,
+    pub maker: &'a TaskMaker,
 }
 
 /// Replaces a task of this service that has ended or has to end. The write order is: the old task, then the
@@ -45,7 +42,7 @@ pub fn restart(
     {
         return Ok(None);
     }
-    let Some(replacement) = replacement(task, service, context) else {
+    let Some(replacement) = replacement(task, service, context.maker) else {
         return Ok(None);
     };
     let replacement = tx.create(replacement)?;
@@ -57,12 +54,12 @@ pub fn restart(
     };
     let start = delayed_start(task, node.as_deref(), replacement.id.clone());
     let key = SlotKey::of(&replacement, service);
-    context.history.record(&replacement, key, context.now);
+    context.history.record(&replacement, key, context.maker.now);
     Ok(Some(start))
 }
 
 /// The new task: of the service as it is now, in the same slot or on the same node.
-fn replacement(task: &Task, service: &Service, context: &RestartContext<'_>) -> Option<Task> {
+fn replacement(task: &Task, service: &Service, maker: &TaskMaker) -> Option<Task> {
     let (slot, node_id) = match task::mode(service) {
         Some(Mode::Replicated(_) | Mode::ReplicatedJob(_)) => (task.slot, ""),
         Some(Mode::Global(_) | Mode::GlobalJob(_)) => (0, task.node_id.as_str()),
@@ -75,7 +72,7 @@ fn replacement(task: &Task, service: &Service, context: &RestartContext<'_>) -> 
             return None;
         }
     };
-    let mut new = task::new_task(context.cluster, service, slot, node_id, context.now);
+    let mut new = maker.make(service, slot, node_id);
     new.desired_state = READY;
     if task::is_job(service) {
         let status = service.job_status.as_ref();

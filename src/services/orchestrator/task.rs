@@ -4,6 +4,7 @@
 //! order (spec 06 section 1.1). A task's identity (service, slot, spec, version, iteration) never changes
 //! after creation; its node is set once; its desired and its observed state only rise.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost_types::Timestamp;
@@ -172,46 +173,61 @@ impl SlotKey {
     }
 }
 
-/// A task of the service as it is now, for a slot, or for a node if `node_id` is not empty. It wants to
-/// run; callers that prepare a replacement lower that before they store it.
-pub fn new_task(
-    cluster: Option<&Cluster>,
-    service: &Service,
-    slot: u64,
-    node_id: &str,
-    now: Timestamp,
-) -> Task {
-    let spec = service.spec.clone().unwrap_or_default();
-    let log_driver = spec
-        .task
-        .as_ref()
-        .and_then(|task| task.log_driver.clone())
-        .or_else(|| default_log_driver(cluster));
-    Task {
-        id: new_id(),
-        meta: Some(Meta {
-            created_at: Some(now),
-            ..Meta::default()
-        }),
-        spec: spec.task,
-        spec_version: service.spec_version,
-        service_id: service.id.clone(),
-        slot,
-        node_id: node_id.to_owned(),
-        service_annotations: spec.annotations,
-        status: Some(TaskStatus {
-            state: NEW,
-            timestamp: Some(now),
-            message: "created".to_owned(),
-            ..TaskStatus::default()
-        }),
-        desired_state: RUNNING,
-        endpoint: Some(Endpoint {
-            spec: spec.endpoint,
-            ..Endpoint::default()
-        }),
-        log_driver,
-        ..Task::default()
+/// Where the IDs of new tasks come from. Random ones, unless a test wants to know them beforehand.
+#[derive(Debug, Clone, Copy)]
+pub struct IdSource(pub fn() -> String);
+
+impl Default for IdSource {
+    fn default() -> IdSource {
+        IdSource(new_id)
+    }
+}
+
+/// Makes new tasks.
+#[derive(Debug, Clone)]
+pub struct TaskMaker {
+    /// Source of defaults.
+    pub cluster: Option<Arc<Cluster>>,
+    pub ids: IdSource,
+    pub now: Timestamp,
+}
+
+impl TaskMaker {
+    /// A task of the service as it is now, for a slot, or for a node if `node_id` is not empty. It wants to
+    /// run; callers that prepare a replacement lower that before they store it.
+    pub fn make(&self, service: &Service, slot: u64, node_id: &str) -> Task {
+        let spec = service.spec.clone().unwrap_or_default();
+        let log_driver = spec
+            .task
+            .as_ref()
+            .and_then(|task| task.log_driver.clone())
+            .or_else(|| default_log_driver(self.cluster.as_deref()));
+        Task {
+            id: (self.ids.0)(),
+            meta: Some(Meta {
+                created_at: Some(self.now),
+                ..Meta::default()
+            }),
+            spec: spec.task,
+            spec_version: service.spec_version,
+            service_id: service.id.clone(),
+            slot,
+            node_id: node_id.to_owned(),
+            service_annotations: spec.annotations,
+            status: Some(TaskStatus {
+                state: NEW,
+                timestamp: Some(self.now),
+                message: "created".to_owned(),
+                ..TaskStatus::default()
+            }),
+            desired_state: RUNNING,
+            endpoint: Some(Endpoint {
+                spec: spec.endpoint,
+                ..Endpoint::default()
+            }),
+            log_driver,
+            ..Task::default()
+        }
     }
 }
 
@@ -283,4 +299,204 @@ pub fn start_now(tx: &mut Tx, id: &str) -> Result<Edited, StoreError> {
         };
         true
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{
+        Annotations, ClusterSpec, Driver, EndpointSpec, NodeSpec, NodeStatus, TaskDefaults, Version,
+    };
+    use crate::services::testing::objects;
+    use crate::storage::testing::TestStore;
+
+    const NOW: Timestamp = Timestamp {
+        seconds: 1_700_000_000,
+        nanos: 5,
+    };
+
+    fn driver(name: &str) -> Option<Driver> {
+        Some(Driver {
+            name: name.to_owned(),
+            ..Driver::default()
+        })
+    }
+
+    // 06-A1
+    #[test]
+    fn a_new_task_is_a_copy_of_its_service() {
+        let cluster = Cluster {
+            spec: Some(ClusterSpec {
+                task_defaults: Some(TaskDefaults {
+                    log_driver: driver("from-cluster"),
+                }),
+                ..ClusterSpec::default()
+            }),
+            ..Cluster::default()
+        };
+        let mut service = objects::service("web");
+        service.spec_version = Some(Version { index: 7 });
+        let spec = service.spec.get_or_insert_default();
+        spec.endpoint = Some(EndpointSpec::default());
+        let annotations = spec.annotations.get_or_insert_with(Annotations::default);
+        annotations
+            .labels
+            .insert("key".to_owned(), "value".to_owned());
+        let maker = TaskMaker {
+            cluster: Some(Arc::new(cluster)),
+            ids: IdSource::default(),
+            now: NOW,
+        };
+        let task = maker.make(&service, 3, "");
+        let spec = service.spec.clone().unwrap_or_default();
+        assert!(crate::api::ids::is_valid_id(&task.id));
+        assert_eq!((observed(&task), task.desired_state), (NEW, RUNNING));
+        assert_eq!(
+            task.status.as_ref().map(|status| status.message.as_str()),
+            Some("created")
+        );
+        assert_eq!(status_time(&task), Some(NOW));
+        assert_eq!((task.slot, task.node_id.as_str()), (3, ""));
+        assert_eq!(
+            (task.service_annotations.clone(), task.spec.clone()),
+            (spec.annotations, spec.task)
+        );
+        assert_eq!(task.spec_version, Some(Version { index: 7 }));
+        assert_eq!(
+            task.endpoint.clone().and_then(|endpoint| endpoint.spec),
+            spec.endpoint
+        );
+        assert_eq!(task.log_driver, driver("from-cluster"));
+        assert_eq!(task.job_iteration, None);
+
+        let task_spec = service
+            .spec
+            .get_or_insert_default()
+            .task
+            .get_or_insert_default();
+        task_spec.log_driver = driver("own");
+        assert_eq!(maker.make(&service, 1, "").log_driver, driver("own"));
+        let bare = TaskMaker {
+            cluster: None,
+            ..maker
+        };
+        let task = bare.make(&Service::default(), 0, "node");
+        assert_eq!(task.endpoint, Some(Endpoint::default()));
+        assert_eq!((task.node_id.as_str(), task.log_driver), ("node", None));
+    }
+
+    #[test]
+    fn nodes_on_which_tasks_have_no_business() {
+        let node = |state: node_status::State, availability: Availability| Node {
+            status: Some(NodeStatus {
+                state: state as i32,
+                ..NodeStatus::default()
+            }),
+            spec: Some(NodeSpec {
+                availability: availability as i32,
+                ..NodeSpec::default()
+            }),
+            ..Node::default()
+        };
+        use node_status::State;
+        assert!(is_invalid_node(None));
+        assert!(is_invalid_node(Some(&node(
+            State::Down,
+            Availability::Active
+        ))));
+        assert!(is_invalid_node(Some(&node(
+            State::Ready,
+            Availability::Drain
+        ))));
+        for state in [State::Ready, State::Unknown, State::Disconnected] {
+            assert!(!is_invalid_node(Some(&node(state, Availability::Active))));
+            assert!(!is_invalid_node(Some(&node(state, Availability::Pause))));
+        }
+    }
+
+    #[test]
+    fn restart_policies() {
+        let mut task = Task::default();
+        assert_eq!(restart_condition(&task), RestartCondition::Any);
+        assert_eq!(restart_delay(&task), Duration::from_secs(5));
+        let policy = |delay| RestartPolicy {
+            delay,
+            ..RestartPolicy::default()
+        };
+        let spec = task.spec.get_or_insert_default();
+        spec.restart = Some(policy(Some(prost_types::Duration {
+            seconds: -1,
+            nanos: 0,
+        })));
+        assert_eq!(restart_condition(&task), RestartCondition::None);
+        assert_eq!(restart_delay(&task), Duration::from_secs(5));
+        task.spec.get_or_insert_default().restart = Some(policy(Some(prost_types::Duration {
+            seconds: 0,
+            nanos: 0,
+        })));
+        assert_eq!(restart_delay(&task), Duration::ZERO);
+    }
+
+    #[test]
+    fn ages_prefer_the_manager_and_unknown_comes_first() {
+        let aged = |applied: Option<i64>, reported: Option<i64>| {
+            let at = |seconds| Timestamp { seconds, nanos: 0 };
+            age(&Task {
+                status: Some(TaskStatus {
+                    applied_at: applied.map(at),
+                    timestamp: reported.map(at),
+                    ..TaskStatus::default()
+                }),
+                ..Task::default()
+            })
+        };
+        assert!(aged(None, None) < aged(None, Some(i64::MIN)));
+        assert!(aged(Some(5), Some(1)) > aged(None, Some(4)));
+    }
+
+    #[tokio::test]
+    async fn states_never_go_back() {
+        let store = TestStore::new();
+        let task = Task {
+            id: "task".to_owned(),
+            desired_state: SHUTDOWN,
+            status: Some(TaskStatus {
+                state: RUNNING,
+                ..TaskStatus::default()
+            }),
+            ..Task::default()
+        };
+        let done: Result<(), StoreError> = store
+            .update(|tx: &mut Tx| {
+                tx.create(task)?;
+                assert!(matches!(raise_desired(tx, "gone", REMOVE)?, Edited::Gone));
+                assert!(matches!(
+                    raise_desired(tx, "task", RUNNING)?,
+                    Edited::Unchanged
+                ));
+                assert!(matches!(start_now(tx, "task")?, Edited::Unchanged));
+                let lower = edit(tx, "task", |task| {
+                    task.desired_state = RUNNING;
+                    true
+                })?;
+                assert!(matches!(lower, Edited::Refused));
+                let lower = edit(tx, "task", |task| {
+                    task.status.get_or_insert_default().state = READY;
+                    true
+                })?;
+                assert!(matches!(lower, Edited::Refused));
+                assert!(matches!(
+                    raise_desired(tx, "task", REMOVE)?,
+                    Edited::Written
+                ));
+                Ok(())
+            })
+            .await;
+        done.expect("transaction");
+        let stored = store
+            .view(|view| view.get::<Task>("task"))
+            .expect("read")
+            .expect("task");
+        assert_eq!((stored.desired_state, observed(&stored)), (REMOVE, RUNNING));
+    }
 }

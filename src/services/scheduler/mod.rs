@@ -25,6 +25,8 @@ pub mod placement;
 pub mod queue;
 pub mod requirements;
 pub mod state;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -299,8 +299,9 @@ impl Nodes {
                     }
                 }
             }
-            if let Some(returned) = account.generic_assigned.remove(task_id) {
-                account.give_back(&returned);
+            if account.generic_assigned.remove(task_id).is_some() {
+                // Counted anew, not added up: a node may have shrunk below what its tasks hold.
+                account.recount_generic();
             }
             account.holding = account.holding.saturating_sub(1);
         }
@@ -398,13 +399,40 @@ impl Nodes {
     }
 }
 
-impl Account {
-    /// Takes back what a task was given, as far as the node still describes it.
-    fn give_back(&mut self, returned: &[GenericResource]) {
-        if self.described_generic().is_empty() {
-            return;
+#[cfg(test)]
+impl Nodes {
+    /// Everything that is counted, one line per account and one per service, to be compared with a recount.
+    pub fn counts(&self) -> Vec<String> {
+        let accounts = self.accounts.iter().flatten();
+        let mut lines: Vec<String> = accounts
+            .map(|account| {
+                let mut generic: Vec<String> =
+                    account.generic_left.iter().map(|entry| format!("{entry:?}")).collect();
+                generic.sort();
+                format!(
+                    "{} known={} cpus={} memory={} generic={generic:?} ports={:?} holding={} active={}",
+                    account.id,
+                    account.node.is_some(),
+                    account.nano_cpus_left(),
+                    account.memory_bytes_left(),
+                    account.host_ports,
+                    account.holding,
+                    account.active,
+                )
+            })
+            .collect();
+        for (service, nodes) in &self.services {
+            for (index, count) in nodes {
+                let id = self.account(*index).map(|account| account.id.to_string());
+                lines.push(format!("service {service} on {id:?}: {count}"));
+            }
         }
-        let described = self.described_generic().to_vec();
-        generic::reclaim(&mut self.generic_left, returned, &described);
+        let ranks = self
+            .ranking
+            .iter()
+            .map(|(active, id, _)| format!("rank {active} {id}"));
+        lines.extend(ranks);
+        lines.sort();
+        lines
     }
 }

@@ -412,3 +412,6 @@ fn normalised(platform: &Platform) -> Platform {
         os: platform.os.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,8 @@
 //! by a pass a quarter of a second later, or at once when a great deal has come together.
 
 mod pass;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

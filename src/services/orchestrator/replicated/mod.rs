@@ -13,13 +13,12 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use prost_types::Timestamp;
 use tokio::time::Instant;
 
 use super::delays::{DelayedStart, DelayedStarts, Due};
 use super::history::RestartHistory;
 use super::repair;
-use super::task::{self, REMOVE};
+use super::task::{self, IdSource, REMOVE, TaskMaker};
 use crate::api::types::{Cluster, Node, Service, Task};
 use crate::services::leader::{LeaderService, Ready, Term};
 use crate::services::reconcile::{Now, Reconciler, drive};
@@ -46,6 +45,7 @@ impl LeaderService for ReplicatedOrchestrator {
 /// What the orchestrator knows between two passes.
 #[derive(Debug, Default)]
 pub struct Replicated {
+    ids: IdSource,
     cluster: Option<Arc<Cluster>>,
     /// Every known node, and whether tasks have no business there.
     nodes: HashMap<String, bool>,
@@ -85,8 +85,7 @@ pub struct Pass {
     pending: Pending,
     starts: Vec<Due>,
     history: RestartHistory,
-    cluster: Option<Arc<Cluster>>,
-    now: Timestamp,
+    maker: TaskMaker,
 }
 
 /// What a pass leaves behind.
@@ -165,8 +164,11 @@ impl Reconciler for Replicated {
             pending,
             starts,
             history: std::mem::take(&mut self.history),
-            cluster: self.cluster.clone(),
-            now: now.wall,
+            maker: TaskMaker {
+                cluster: self.cluster.clone(),
+                ids: self.ids,
+                now: now.wall,
+            },
         })
     }
 
@@ -185,6 +187,14 @@ impl Reconciler for Replicated {
 }
 
 impl Replicated {
+    /// An orchestrator that knows nothing yet.
+    pub fn new(ids: IdSource) -> Replicated {
+        Replicated {
+            ids,
+            ..Replicated::default()
+        }
+    }
+
     fn observe_service(&mut self, service: &Service, action: Action) {
         if !task::is_replicated(service) {
             return;

@@ -7,16 +7,15 @@
 
 use std::sync::Arc;
 
-use prost_types::Timestamp;
 use tracing::{debug, info};
 
 use super::{Pass, Passed};
 use crate::api::types::update_status::UpdateState;
-use crate::api::types::{Cluster, Node, Service, Task};
+use crate::api::types::{Node, Service, Task};
 use crate::services::orchestrator::delays::{DelayedStart, OldTask};
 use crate::services::orchestrator::restart::{RestartContext, restart};
 use crate::services::orchestrator::slots::{self, Slots};
-use crate::services::orchestrator::task::{self, REMOVE, SlotKey};
+use crate::services::orchestrator::task::{self, REMOVE, SlotKey, TaskMaker};
 use crate::services::reconcile::{item, read};
 use crate::storage::{Batch, By, ReadTx, Store, StoreError, Tx};
 
@@ -122,8 +121,7 @@ async fn restart_tasks(store: &Store, pass: &mut Pass) -> Result<Vec<DelayedStar
     }
     let mut context = RestartContext {
         history: &mut pass.history,
-        cluster: pass.cluster.as_deref(),
-        now: pass.now,
+        maker: &pass.maker,
     };
     let mut waiting = Vec::new();
     let mut batch = store.batch();
@@ -230,11 +228,10 @@ async fn fill(
     count: u64,
 ) -> Result<(), StoreError> {
     info!(service = service.id, count, "creating tasks");
-    let cluster = pass.cluster.as_deref();
     for (slot, _) in slots::free_slots(&slots.occupied).zip(0..count) {
         slots.dead.remove(&slot);
         item(batch, "create a task", &service.id, |tx| {
-            create_in_slot(tx, &service.id, slot, cluster, pass.now)
+            create_in_slot(tx, &service.id, slot, &pass.maker)
         })
         .await?;
     }
@@ -247,8 +244,7 @@ fn create_in_slot(
     tx: &mut Tx,
     service_id: &str,
     slot: u64,
-    cluster: Option<&Cluster>,
-    now: Timestamp,
+    maker: &TaskMaker,
 ) -> Result<(), StoreError> {
     let service = tx.get::<Service>(service_id)?;
     let Some(service) = service.filter(|service| task::is_replicated(service)) else {
@@ -259,7 +255,7 @@ fn create_in_slot(
         slot,
     })?;
     if !in_slot.iter().any(|task| task::is_runnable(task)) {
-        tx.create(task::new_task(cluster, &service, slot, "", now))?;
+        tx.create(maker.make(&service, slot, ""))?;
     }
     Ok(())
 }
