@@ -184,6 +184,7 @@ fn describe_service_key(service: &mut Service, argument: &Argument) -> Outcome<(
         "delay" => restart(task).delay = Some(time::from_std(span(value)?)),
         "attempts" => restart(task).max_attempts = value.parse()?,
         "window" => restart(task).window = Some(time::from_std(span(value)?)),
+        "port" if value == "none" => spec.endpoint = None,
         "port" => {
             let (mode, port) = value.split_once(':').ok_or("port=MODE:NUMBER")?;
             spec.endpoint
