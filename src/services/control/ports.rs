@@ -49,7 +49,6 @@ pub(super) struct PortClaim {
     index: PortIndex,
     service_id: Arc<str>,
     ports: Vec<PortConfig>,
-    rivals: BTreeSet<Arc<str>>,
 }
 
 impl PortIndex {
@@ -63,36 +62,21 @@ impl PortIndex {
     /// Enters the ports of a service that is about to be written. Reads the disk when it is called for
     /// the first time.
     pub fn claim(&self, service_id: &str, ports: &[PortConfig]) -> Answer<PortClaim> {
+        let mut ports = ports.to_vec();
+        ports.retain(|port| port.published_port != 0);
         let service_id: Arc<str> = service_id.into();
-        let ports: Vec<PortConfig> = ports
-            .iter()
-            .filter(|port| port.published_port != 0)
-            .cloned()
-            .collect();
         let mut state = self.state.lock();
-        let mut rivals = BTreeSet::new();
         if !ports.is_empty() {
-            let stored = state.stored(&self.store)?;
-            for key in ports.iter().flat_map(rival_keys) {
-                rivals.extend(stored.owners.get(&key).into_iter().flatten().cloned());
-            }
-            for key in ports.iter().flat_map(rival_keys) {
-                rivals.extend(state.pending.get(&key).into_iter().flatten().cloned());
-            }
-            rivals.remove(&service_id);
+            state.stored(&self.store)?;
         }
         for port in &ports {
-            state
-                .pending
-                .entry(key(port))
-                .or_default()
-                .push(service_id.clone());
+            let owners = state.pending.entry(key(port)).or_default();
+            owners.push(service_id.clone());
         }
         Ok(PortClaim {
             index: self.clone(),
             service_id,
             ports,
-            rivals,
         })
     }
 
@@ -184,8 +168,8 @@ impl Stored {
 impl PortClaim {
     /// Fails if another service has one of the ports, as far as this transaction can see.
     pub fn check(&self, tx: &Tx) -> Answer<()> {
-        for rival in &self.rivals {
-            let Some(rival) = tx.get::<Service>(rival)? else {
+        for rival in self.rivals()? {
+            let Some(rival) = tx.get::<Service>(&rival)? else {
                 continue;
             };
             for port in &self.ports {
@@ -195,6 +179,25 @@ impl PortClaim {
             }
         }
         Ok(())
+    }
+
+    /// Services that may have one of the ports. Whoever wrote before this transaction is among them: it
+    /// has entered its ports before, and takes them out only when its event has been published.
+    fn rivals(&self) -> Result<BTreeSet<Arc<str>>, StoreError> {
+        let mut rivals = BTreeSet::new();
+        if self.ports.is_empty() {
+            return Ok(rivals);
+        }
+        let mut state = self.index.state.lock();
+        for key in self.ports.iter().flat_map(rival_keys) {
+            rivals.extend(state.pending.get(&key).into_iter().flatten().cloned());
+        }
+        let stored = state.stored(&self.index.store)?;
+        for key in self.ports.iter().flat_map(rival_keys) {
+            rivals.extend(stored.owners.get(&key).into_iter().flatten().cloned());
+        }
+        rivals.remove(&self.service_id);
+        Ok(rivals)
     }
 }
 
