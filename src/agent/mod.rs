@@ -20,6 +20,7 @@
 //! - [`task`]: the state machine of a task and its driver
 //! - [`reporter`]: statuses on their way to the managers
 //! - [`executor`]: what drivers implement
+//! - [`process`]: the driver that runs programs of the host; [`none`]: the one that runs nothing
 
 pub mod agent;
 pub mod backoff;
@@ -29,6 +30,7 @@ pub mod dependencies;
 pub mod executor;
 mod files;
 pub mod key;
+mod machine;
 pub mod none;
 pub mod process;
 pub mod remotes;

@@ -149,7 +149,7 @@ impl Controller for TestController {
 pub(crate) enum Asked {
     Session {
         id: String,
-        description: NodeDescription,
+        description: Box<NodeDescription>,
     },
     Heartbeat(String),
     Assignments(String),
@@ -337,7 +337,7 @@ impl Dispatcher for FakeManager {
         let request = request.into_inner();
         self.note(Asked::Session {
             id: request.session_id.clone(),
-            description: request.description.unwrap_or_default(),
+            description: Box::new(request.description.unwrap_or_default()),
         });
         let mood = self.state.lock().session.clone();
         Self::mood(mood).await?;

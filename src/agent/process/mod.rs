@@ -35,9 +35,10 @@ use super::dependencies::Dependencies;
 use super::executor::{Controller, Executor, ExecutorError, TaskError};
 use super::files;
 use super::key::WorkerKey;
+use super::machine;
 use crate::api::types::{
-    EncryptionKey, EngineDescription, GenericResource, Node, NodeDescription, Platform,
-    PluginDescription, Resources, Task,
+    EncryptionKey, EngineDescription, GenericResource, Node, NodeDescription, PluginDescription,
+    Task,
 };
 use controller::ProcessController;
 use futures::future::BoxFuture;
@@ -215,52 +216,28 @@ fn failure(attempt: &str, reason: &dyn std::fmt::Display) -> ExecutorError {
     }
 }
 
-/// What the kernel says about this machine, and what this driver offers.
+/// The machine, and what this driver offers on it.
 fn describe(config: &ProcessConfig) -> Result<NodeDescription, ExecutorError> {
-    let system = rustix::system::uname();
-    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    let memory_bytes =
-        total_memory().map_err(|error| failure("find out how much memory there is", &error))?;
-    let cpus = std::thread::available_parallelism()
-        .map_err(|error| failure("count the processors", &error))?;
+    let mut description =
+        machine::describe().map_err(|error| failure("describe this machine", &error))?;
+    if let Some(resources) = &mut description.resources {
+        resources.generic.clone_from(&config.generic_resources);
+    }
     let plugin = |kind: &str, name: &str| PluginDescription {
         r#type: kind.to_owned(),
         name: name.to_owned(),
     };
-    Ok(NodeDescription {
-        hostname: text(system.nodename()),
-        platform: Some(Platform {
-            architecture: text(system.machine()),
-            os: text(system.sysname()).to_lowercase(),
-        }),
-        resources: Some(Resources {
-            nano_cpus: i64::try_from(cpus.get())
-                .unwrap_or(i64::MAX)
-                .saturating_mul(1_000_000_000),
-            memory_bytes,
-            generic: config.generic_resources.clone(),
-        }),
-        engine: Some(EngineDescription {
-            engine_version: format!("swarmd/{}", env!("CARGO_PKG_VERSION")),
-            labels: config.engine_labels.clone(),
-            // Sorted by type, then name. Without a list the scheduler takes a node to have every plugin.
-            plugins: vec![
-                plugin("Executor", "process"),
-                plugin("Log", "local"),
-                plugin("Network", "host"),
-            ],
-        }),
-        ..Default::default()
-    })
-}
-
-fn total_memory() -> io::Result<i64> {
-    let text = std::fs::read_to_string("/proc/meminfo")?;
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<i64>().ok())
-        .map(|kib| kib.saturating_mul(1024))
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unknown form of /proc/meminfo"))
+    description.engine = Some(EngineDescription {
+        engine_version: machine::engine_version(),
+        labels: config.engine_labels.clone(),
+        // Sorted by type, then name. Without a list the scheduler takes a node to have every plugin.
+        plugins: vec![
+            plugin("Executor", "process"),
+            plugin("Log", "local"),
+            plugin("Network", "host"),
+        ],
+    });
+    Ok(description)
 }
 
 impl Executor for ProcessExecutor {

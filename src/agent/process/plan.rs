@@ -258,36 +258,17 @@ fn directory(container: &ContainerSpec) -> Result<Option<PathBuf>, TaskError> {
     }
 }
 
-/// Names of resource limits, as container engines know them.
-const RESOURCES: [(&str, u32); 15] = [
-    ("core", libc::RLIMIT_CORE as u32),
-    ("cpu", libc::RLIMIT_CPU as u32),
-    ("data", libc::RLIMIT_DATA as u32),
-    ("fsize", libc::RLIMIT_FSIZE as u32),
-    ("locks", libc::RLIMIT_LOCKS as u32),
-    ("memlock", libc::RLIMIT_MEMLOCK as u32),
-    ("msgqueue", libc::RLIMIT_MSGQUEUE as u32),
-    ("nice", libc::RLIMIT_NICE as u32),
-    ("nofile", libc::RLIMIT_NOFILE as u32),
-    ("nproc", libc::RLIMIT_NPROC as u32),
-    ("rss", libc::RLIMIT_RSS as u32),
-    ("rtprio", libc::RLIMIT_RTPRIO as u32),
-    ("rttime", libc::RLIMIT_RTTIME as u32),
-    ("sigpending", libc::RLIMIT_SIGPENDING as u32),
-    ("stack", libc::RLIMIT_STACK as u32),
-];
-
 fn resource_limits(container: &ContainerSpec) -> Result<Vec<ResourceLimit>, TaskError> {
     let bound = |value: i64| u64::try_from(value).ok();
     container
         .ulimits
         .iter()
         .map(|ulimit| {
-            let known = RESOURCES.iter().find(|(name, _)| *name == ulimit.name);
-            let (_, resource) =
-                known.ok_or_else(|| refused(format!("unknown ulimit {:?}", ulimit.name)))?;
+            if !ResourceLimit::knows(&ulimit.name) {
+                return Err(refused(format!("unknown ulimit {:?}", ulimit.name)));
+            }
             Ok(ResourceLimit {
-                resource: *resource,
+                resource: ulimit.name.clone(),
                 soft: bound(ulimit.soft),
                 hard: bound(ulimit.hard),
             })
@@ -335,9 +316,9 @@ fn stop_signal(text: &str) -> Result<i32, TaskError> {
 fn secret_files(references: &[SecretReference]) -> Result<Vec<FilePlan>, TaskError> {
     references
         .iter()
-        .filter_map(|reference| match &reference.target {
-            Some(secret_reference::Target::File(target)) => Some((&reference.secret_id, target)),
-            None => None,
+        .filter_map(|reference| {
+            let secret_reference::Target::File(target) = reference.target.as_ref()?;
+            Some((&reference.secret_id, target))
         })
         .map(|(id, target)| file_plan(id, target))
         .collect()

@@ -6,6 +6,7 @@
 //! process group of its own, gets exactly the environment it is given, and never the parent's signal
 //! mask or umask.
 
+use rustix::process::{Resource, Rlimit};
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,13 +32,55 @@ pub struct Ids {
     pub groups: Vec<u32>,
 }
 
+/// Resources that can be limited, as container engines name them.
+const RESOURCES: [(&str, Resource); 15] = [
+    ("core", Resource::Core),
+    ("cpu", Resource::Cpu),
+    ("data", Resource::Data),
+    ("fsize", Resource::Fsize),
+    ("locks", Resource::Locks),
+    ("memlock", Resource::Memlock),
+    ("msgqueue", Resource::Msgqueue),
+    ("nice", Resource::Nice),
+    ("nofile", Resource::Nofile),
+    ("nproc", Resource::Nproc),
+    ("rss", Resource::Rss),
+    ("rtprio", Resource::Rtprio),
+    ("rttime", Resource::Rttime),
+    ("sigpending", Resource::Sigpending),
+    ("stack", Resource::Stack),
+];
+
 /// One resource limit; `None` means unlimited.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ResourceLimit {
-    /// Number of the resource as the kernel knows it.
-    pub resource: u32,
+    /// One of the names that [`ResourceLimit::knows`].
+    pub resource: String,
     pub soft: Option<u64>,
     pub hard: Option<u64>,
+}
+
+impl ResourceLimit {
+    /// Whether there is a resource of this name.
+    pub fn knows(resource: &str) -> bool {
+        RESOURCES.iter().any(|(name, _)| *name == resource)
+    }
+
+    /// The limit in the form the system call takes.
+    fn raw(&self) -> io::Result<(Resource, Rlimit)> {
+        let known = RESOURCES.iter().find(|(name, _)| *name == self.resource);
+        let (_, resource) = known.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("there is no resource {:?}", self.resource),
+            )
+        })?;
+        let value = Rlimit {
+            current: self.soft,
+            maximum: self.hard,
+        };
+        Ok((*resource, value))
+    }
 }
 
 /// A program to start.
@@ -100,7 +143,11 @@ impl Spawn {
         let setup = ChildSetup {
             apart: self.apart,
             ids: self.ids.map(RawIds::from),
-            limits: self.limits,
+            limits: self
+                .limits
+                .iter()
+                .map(ResourceLimit::raw)
+                .collect::<io::Result<_>>()?,
             cgroups: self.cgroups,
             parent: self.die_with_parent.then(rustix::process::getpid),
         };
@@ -139,7 +186,7 @@ impl From<Ids> for RawIds {
 struct ChildSetup {
     apart: Apart,
     ids: Option<RawIds>,
-    limits: Vec<ResourceLimit>,
+    limits: Vec<(Resource, Rlimit)>,
     cgroups: Vec<OwnedFd>,
     /// Our process ID, if the child is to die with us.
     parent: Option<rustix::process::Pid>,
@@ -159,8 +206,8 @@ impl ChildSetup {
             rustix::io::write(cgroup, b"0")?;
         }
         close_on_exec_from_3()?;
-        for limit in &self.limits {
-            set_limit(limit)?;
+        for (resource, limit) in &self.limits {
+            rustix::process::setrlimit(*resource, *limit)?;
         }
         if let Some(ids) = &self.ids {
             rustix::thread::set_thread_groups(&ids.groups)?;
@@ -203,7 +250,7 @@ fn close_on_exec_from_3() -> io::Result<()> {
 }
 
 fn mark_one_by_one() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = rustix::process::getrlimit(Resource::Nofile).current;
     let end = libc::c_int::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(1 << 20);
     for descriptor in 3..end {
         // SAFETY: the call takes no pointers. Numbers that are no open descriptor fail with EBADF, which
@@ -211,20 +258,6 @@ fn mark_one_by_one() {
         unsafe {
             libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC);
         }
-    }
-}
-
-fn set_limit(limit: &ResourceLimit) -> io::Result<()> {
-    let value = libc::rlimit {
-        rlim_cur: limit.soft.unwrap_or(libc::RLIM_INFINITY),
-        rlim_max: limit.hard.unwrap_or(libc::RLIM_INFINITY),
-    };
-    // SAFETY: `value` lives until the call returns and is only read.
-    let result = unsafe { libc::setrlimit(limit.resource as _, &raw const value) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
     }
 }
 
@@ -283,7 +316,7 @@ mod tests {
         let mut spawn = shell("env; ulimit -n; umask");
         spawn.env.push(("GREETING".into(), "hello".into()));
         spawn.limits = vec![ResourceLimit {
-            resource: libc::RLIMIT_NOFILE as u32,
+            resource: "nofile".to_owned(),
             soft: Some(64),
             hard: Some(64),
         }];

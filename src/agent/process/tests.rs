@@ -5,8 +5,8 @@ use crate::agent::executor::TaskError;
 use crate::api::types::task_spec::Runtime;
 use crate::api::types::{
     Assignment, AssignmentChange, Config, ConfigReference, ConfigSpec, ContainerSpec, Driver,
-    Endpoint, FileTarget, HealthConfig, PortConfig, ResourceRequirements, Secret, SecretReference,
-    SecretSpec, TaskSpec, assignment, config_reference, secret_reference,
+    Endpoint, FileTarget, HealthConfig, PortConfig, ResourceRequirements, Resources, Secret,
+    SecretReference, SecretSpec, TaskSpec, assignment, config_reference, secret_reference,
 };
 use crate::api::types::{LogStream, container_spec::Ulimit};
 use rustix::process::Signal;

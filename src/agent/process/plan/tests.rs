@@ -131,7 +131,8 @@ fn templates_expand_in_values_only() {
 
 #[test]
 fn what_a_program_of_the_host_cannot_have_is_refused() {
-    let cases: [(&str, fn(&mut ContainerSpec)); 6] = [
+    type Change = fn(&mut ContainerSpec);
+    let cases: [(&str, Change); 6] = [
         ("a terminal", |spec| spec.tty = true),
         ("read-only", |spec| spec.read_only = true),
         ("capabilities", |spec| {
@@ -247,7 +248,7 @@ fn signals_limits_and_grace() {
     assert_eq!(
         plan.resource_limits,
         [ResourceLimit {
-            resource: libc::RLIMIT_NOFILE as u32,
+            resource: "nofile".to_owned(),
             soft: Some(10),
             hard: None
         }]
