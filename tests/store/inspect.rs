@@ -100,6 +100,27 @@ fn it_lists_everything_and_changes_nothing() {
     );
 }
 
+/// Needs the right to mount; without it there is nothing to see.
+#[test]
+fn it_works_on_a_read_only_mount() {
+    let temp = tempfile::tempdir().expect("a directory");
+    stopped(temp.path(), 3, None);
+    let script = "mount --bind \"$1\" \"$1\" && mount -o remount,ro,bind \"$1\" || exit 99
+        touch \"$1/x\" 2>/dev/null && exit 98
+        exec \"$0\" inspect \"$1\"";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(env!("CARGO_BIN_EXE_swarm-db"))
+        .arg(temp.path())
+        .output();
+    let Ok(output) = output else { return };
+    if output.status.code() == Some(99) || stderr(&output).contains("unshare") {
+        return;
+    }
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains(&service_name(3)));
+}
+
 #[test]
 fn a_damaged_directory_is_shown_with_its_damage() {
     let temp = tempfile::tempdir().expect("a directory");
