@@ -13,19 +13,23 @@
 //! state, is the authority for where the log begins.
 
 use super::codec::{self, CodecError, Record};
-use super::seal::{KeyId, SealError, Sealer};
+use super::seal::{KeyId, Sealer};
 use raft::eraftpb::{Entry, HardState};
 use raft_engine::env::FileSystem;
 use raft_engine::{Command, Engine, LogBatch, MessageExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+mod error;
 mod files;
 mod mark;
 mod open;
 mod records;
+mod repair;
 pub mod scan;
 
+pub use error::LogError;
+use error::{ADVICE_DAMAGED, ADVICE_DISK};
 pub(super) use files::{Disk, Overlay};
 pub(super) use mark::{Mark, MarkError, MarkFile};
 use records::{HardStateRecord, key};
@@ -55,66 +59,6 @@ impl Default for LogOptions {
         }
     }
 }
-
-/// Why the log could not do what was asked.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum LogError {
-    /// Nothing was acknowledged; the same write may be tried again.
-    #[error("no space left for the raft log {dir} ({reason}); free space on its file system")]
-    NoSpace { dir: String, reason: String },
-    #[error("cannot {attempt} the raft log {dir}: {reason}; {advice}")]
-    Engine {
-        attempt: &'static str,
-        dir: String,
-        reason: String,
-        /// What to do next.
-        advice: &'static str,
-    },
-    #[error("raft log file {file}, offset {offset}: {reason}; {advice}")]
-    Damaged {
-        file: String,
-        offset: u64,
-        reason: String,
-        advice: &'static str,
-    },
-    #[error("the record {record} of the raft log {dir} is unreadable: {error}")]
-    Record {
-        record: String,
-        dir: String,
-        error: CodecError,
-    },
-    #[error("cannot seal entry {index} of the raft log: {error}")]
-    Seal { index: u64, error: SealError },
-    #[error("entry {index} is no longer in the raft log, which begins at {first}")]
-    Compacted { index: u64, first: u64 },
-    #[error("entry {index} is not in the raft log, which ends at {last}")]
-    Unavailable { index: u64, last: u64 },
-    #[error(
-        "refused to write entries {first} to {last}: they do not continue the raft log, which holds {log_first} to {log_last}"
-    )]
-    Gap {
-        first: u64,
-        last: u64,
-        log_first: u64,
-        log_last: u64,
-    },
-    #[error("the watermark of the raft log: {0}")]
-    Mark(String),
-    /// A first record on a log that has one.
-    #[error("the raft log {dir} already belongs to raft member {raft_id}")]
-    Taken { dir: String, raft_id: u64 },
-    #[error("the raft log {dir} belongs to no raft member yet")]
-    Unclaimed { dir: String },
-}
-
-impl From<MarkError> for LogError {
-    fn from(error: MarkError) -> LogError {
-        LogError::Mark(error.to_string())
-    }
-}
-
-pub(super) const ADVICE_DAMAGED: &str = "a member of a group gets a fresh copy with `swarmd --rejoin`; a manager that is alone starts with `--accept-log-loss`, which says how much is lost";
-const ADVICE_DISK: &str = "check the disk and the file permissions";
 
 /// Tells the log engine how to find an entry's index.
 struct EntryFormat;
@@ -505,41 +449,6 @@ impl RaftLog {
             self.commit_unwritten = false;
         }
         self.mark()
-    }
-
-    /// Puts a new mark for the present end of the log in the place of one that is missing, damaged or
-    /// promises more than the log holds.
-    pub(super) fn replace_mark(&mut self) -> Result<(), LogError> {
-        let mark = Mark {
-            last: self.last,
-            hard_state_term: self.hard_state.term,
-        };
-        self.mark = Some(MarkFile::create(&self.mark_path, mark)?);
-        Ok(())
-    }
-
-    /// Raises the commit index in memory; it is written with the next batch.
-    pub(super) fn raise_commit(&mut self, commit: u64) {
-        if commit > self.hard_state.commit {
-            self.hard_state.commit = commit;
-            self.commit_unwritten = true;
-        }
-    }
-
-    /// Sets the hard state without regard to the present one, durably.
-    pub(super) fn force_hard_state(
-        &mut self,
-        term: u64,
-        vote: u64,
-        commit: u64,
-    ) -> Result<(), LogError> {
-        let hard_state = HardStateRecord { term, vote, commit };
-        let mut batch = LogBatch::default();
-        self.put_record(&mut batch, key::HARD_STATE, &hard_state)?;
-        self.write(batch, "write the hard state of")?;
-        self.hard_state = hard_state;
-        self.commit_unwritten = false;
-        Ok(())
     }
 
     /// Lets the mark promise no more than the entries up to `index`, before the others are cut off.

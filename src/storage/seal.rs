@@ -74,7 +74,7 @@ pub enum SealError {
     /// Not a sealed value of a known format.
     #[error("not a sealed record: {0}")]
     Format(String),
-    /// Larger than [`BODY_BYTES_MAX`].
+    /// Larger than 64 MiB.
     #[error("{bytes} bytes are too many for one sealed record (at most {max})")]
     TooLarge { bytes: usize, max: usize },
     /// The system's random source or the cipher failed.

@@ -33,7 +33,7 @@ fn writing_child() {
         let index = member.create();
         writeln!(out, "acknowledged {index}").expect("a pipe");
         out.flush().expect("a pipe");
-        if index % COMPACT_EVERY == 0 {
+        if index.is_multiple_of(COMPACT_EVERY) {
             member.engines.db.sync_wal().expect("a sync");
             member
                 .engines

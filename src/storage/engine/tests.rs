@@ -1,5 +1,6 @@
 use super::*;
-use crate::storage::seal::Dek;
+use crate::storage::seal::{Dek, SealError};
+use std::ops::Bound;
 
 fn ring() -> DekRing {
     DekRing::single(Dek::from_bytes(&[7; 32]).unwrap())
