@@ -76,9 +76,7 @@ impl Path {
                     spec: Some(spec()),
                     ..Default::default()
                 };
-                let created = store
-                    .update(|tx| tx.create(config).map_err(StoreError::from))
-                    .await;
+                let created = store.update::<_, StoreError>(|tx| tx.create(config)).await;
                 black_box(created.expect("a write"));
             }
             Path::Grpc(client) => {

@@ -1,6 +1,8 @@
 //! `swarmctl`: the day-to-day command line of a cluster, over the control socket of a manager.
 //!
 //! Argument parsing and printing only; every decision is the manager's.
+// Help texts write options as NAME[:FILE], which the documentation would take for a link.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 mod cluster;
 mod data;
