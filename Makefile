@@ -49,7 +49,7 @@ lint: deps doc
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 
 doc: deps
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links --document-private-items" $(CARGO) doc --locked --no-deps --quiet
 
 release: deps
 	$(CARGO) build --locked --release

@@ -13,7 +13,7 @@
 //! agent process, its restart and its upgrade; nothing readable of them is kept on the disk; and no
 //! status is lost on the way, for it is stored before it is sent and sent until it is taken.
 //!
-//! - [`agent`]: start, stop, leave; the loop that keeps a session
+//! - [`run`]: start, stop, leave; the loop that keeps a session
 //! - [`session`](self): registration, heartbeats, streams, until the first error
 //! - [`connect`], [`remotes`]: which manager, and how to get to it
 //! - [`worker`], [`db`], [`dependencies`]: assignments and what is remembered of them
@@ -22,7 +22,6 @@
 //! - [`executor`]: what drivers implement
 //! - [`process`]: the driver that runs programs of the host; [`none`]: the one that runs nothing
 
-pub mod agent;
 pub mod backoff;
 pub mod connect;
 pub mod db;
@@ -35,6 +34,7 @@ pub mod none;
 pub mod process;
 pub mod remotes;
 pub mod reporter;
+pub mod run;
 mod sequence;
 mod session;
 pub mod task;
@@ -43,11 +43,11 @@ pub(crate) mod testing;
 pub mod view;
 pub mod worker;
 
-pub use agent::{Agent, AgentConfig, AgentError, AgentHandle};
 pub use connect::{Broker, ConnectError, Connection, DialError, Dialer};
 pub use dependencies::Dependencies;
 pub use executor::{Controller, Executor, ExecutorError, TaskError};
 pub use key::WorkerKey;
 pub use remotes::{Remote, SharedRemotes};
+pub use run::{Agent, AgentConfig, AgentError, AgentHandle};
 pub use view::{ClusterView, NodeChange};
 pub use worker::Left;

@@ -5,9 +5,9 @@
 //! Nothing here outlives the session: what the managers said goes to the view, the worker and the
 //! reporter.
 
-use super::agent::Context;
 use super::connect::Connection;
 use super::reporter::ReportChannel;
+use super::run::Context;
 use super::sequence::{Sequence, Verdict};
 use super::view::same_node;
 use super::worker::ListKind;

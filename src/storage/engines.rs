@@ -215,7 +215,7 @@ fn forget_installation(db: &Db, seen: &Seen) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Gathers what [`judge`] needs.
+/// Gathers what [`judge()`] needs.
 fn see<F: FileSystem>(
     db: &Db,
     log: &RaftLog<F>,

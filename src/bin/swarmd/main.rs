@@ -1,5 +1,8 @@
 //! `swarmd`: a node of a Swarm cluster. Argument parsing, logging, signals; the node does the rest.
 
+// Help texts write options as HOST[:PORT], which the documentation would take for a link.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 mod args;
 mod dev;
 mod executor;

@@ -1,6 +1,6 @@
 //! What the store knows of each kind of object: its schema.
 //!
-//! [`Schema::index_keys`] is the only place that knows what an index contains. Creating, updating,
+//! [`index_keys`] is the only place that knows what an index contains. Creating, updating,
 //! deleting, applying, restoring, checking and the tools all use it, so they cannot disagree.
 
 mod cluster;

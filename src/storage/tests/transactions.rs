@@ -13,7 +13,7 @@ async fn stamps_and_stale_copies() {
         .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
         .await
         .unwrap();
-    let meta = first.meta.clone().unwrap();
+    let meta = first.meta.unwrap();
     assert!(meta.version.is_some());
     assert_eq!(meta.created_at, meta.updated_at);
     let second = store
