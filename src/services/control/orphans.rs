@@ -5,7 +5,7 @@
 //! log entry; the node is removed first then, and its tasks follow in batches. If the manager dies in
 //! between, [`OrphanSweep`] finishes the work at the start of the next leadership term.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -137,15 +137,19 @@ pub(super) async fn sweep(store: &Store) -> Answer<()> {
 
 /// Nodes that live tasks are assigned to and that do not exist.
 fn missing_nodes(tx: &ReadTx) -> Answer<BTreeSet<String>> {
-    let mut seen = BTreeMap::new();
+    let mut assigned = BTreeSet::new();
     for state in LIVE_STATES {
-        for task in tx.find::<Task>(By::TaskState(state))? {
-            if !task.node_id.is_empty() && !seen.contains_key(&task.node_id) {
-                let exists = tx.get::<Node>(&task.node_id)?.is_some();
-                seen.insert(task.node_id.clone(), exists);
+        tx.each::<Task>(By::TaskState(state), |task| {
+            if !task.node_id.is_empty() && !assigned.contains(&task.node_id) {
+                assigned.insert(task.node_id.clone());
             }
+        })?;
+    }
+    let mut missing = BTreeSet::new();
+    for node_id in assigned {
+        if tx.get::<Node>(&node_id)?.is_none() {
+            missing.insert(node_id);
         }
     }
-    let missing = seen.into_iter().filter(|(_, exists)| !exists);
-    Ok(missing.map(|(node_id, _)| node_id).collect())
+    Ok(missing)
 }

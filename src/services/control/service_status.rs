@@ -38,23 +38,15 @@ impl ControlService {
     }
 }
 
+/// Counts the tasks of a service one at a time, so that their number does not matter.
 fn status_of(tx: &ReadTx, id: &str) -> Answer<ServiceStatus> {
     let service = tx.get::<Service>(id)?;
-    let tasks = tx.find::<Task>(By::ServiceId(id.to_owned()))?;
-    Ok(count(
-        id,
-        service.as_deref(),
-        tasks.iter().map(|task| task.as_ref()),
-    ))
-}
-
-fn count<'a>(
-    id: &str,
-    service: Option<&Service>,
-    tasks: impl Iterator<Item = &'a Task>,
-) -> ServiceStatus {
-    let mode = service.and_then(|service| service.spec.as_ref()?.mode.as_ref());
-    let job = service.and_then(|service| service.job_status.as_ref());
+    let mode = service
+        .as_ref()
+        .and_then(|service| service.spec.as_ref()?.mode.as_ref());
+    let job = service
+        .as_ref()
+        .and_then(|service| service.job_status.as_ref());
     let iteration = job.map(|job| job.job_iteration.unwrap_or_default());
     let mut status = ServiceStatus {
         service_id: id.to_owned(),
@@ -65,23 +57,27 @@ fn count<'a>(
         },
         ..Default::default()
     };
-    for task in tasks {
-        // Jobs count the tasks of their current iteration only.
-        if iteration.is_some() && task.job_iteration != iteration {
-            continue;
-        }
-        let state = task.status.as_ref().map_or(0, |status| status.state);
-        if state == TaskState::Running as i32 {
-            status.running_tasks += 1;
-        }
-        if iteration.is_some() && state == TaskState::Complete as i32 {
-            status.completed_tasks += 1;
-        }
-        if is_desired(mode, task.desired_state, state) {
-            status.desired_tasks += 1;
-        }
+    tx.each::<Task>(By::ServiceId(id.to_owned()), |task| {
+        count(&mut status, mode, iteration, task);
+    })?;
+    Ok(status)
+}
+
+/// Counts one task. Jobs count the tasks of their current iteration only.
+fn count(status: &mut ServiceStatus, mode: Option<&Mode>, iteration: Option<Version>, task: &Task) {
+    if iteration.is_some() && task.job_iteration != iteration {
+        return;
     }
-    status
+    let state = task.status.as_ref().map_or(0, |status| status.state);
+    if state == TaskState::Running as i32 {
+        status.running_tasks += 1;
+    }
+    if iteration.is_some() && state == TaskState::Complete as i32 {
+        status.completed_tasks += 1;
+    }
+    if is_desired(mode, task.desired_state, state) {
+        status.desired_tasks += 1;
+    }
 }
 
 /// Whether a task counts as desired, in the modes where tasks and not the spec decide how many.

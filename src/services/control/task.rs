@@ -37,13 +37,20 @@ impl ControlService {
         self.list(move |tx| {
             let filter = TaskFilter::new(&filters)?;
             let mut services = HashMap::new();
-            for task in tx.find::<Task>(filter.by())? {
-                if filter.matches(&task)
-                    && (!filters.up_to_date || is_up_to_date(tx, &mut services, &task)?)
-                {
-                    found.push(Arc::unwrap_or_clone(task))?;
+            // One at a time: most tasks of a large table do not match.
+            let mut outcome = Ok(());
+            tx.each::<Task>(filter.by(), |task| {
+                if outcome.is_ok() && filter.matches(task) {
+                    outcome =
+                        is_wanted(tx, &filters, &mut services, task).and_then(
+                            |wanted| match wanted {
+                                true => found.push((**task).clone()),
+                                false => Ok(()),
+                            },
+                        );
                 }
-            }
+            })?;
+            outcome?;
             Ok(ListTasksResponse {
                 tasks: found.objects,
             })
@@ -144,6 +151,16 @@ impl<'a> TaskFilter<'a> {
             && enum_matches(&self.filters.desired_states, task.desired_state)
             && labels_match(&self.filters.labels, labels)
     }
+}
+
+/// Whether a task passes the one filter that needs other objects.
+fn is_wanted(
+    tx: &ReadTx,
+    filters: &list_tasks_request::Filters,
+    services: &mut HashMap<String, Option<Arc<Service>>>,
+    task: &Task,
+) -> Answer<bool> {
+    Ok(!filters.up_to_date || is_up_to_date(tx, services, task)?)
 }
 
 /// Whether the task's service exists and would not replace the task. Services are looked up once.
