@@ -4,12 +4,12 @@
 //! gathered while a write was under way are applied together, as one batch; the markers between them
 //! (a term begins, a term ends, make it durable) take effect exactly at their place in the log.
 //!
-//! Any failure ends the process: a member that skipped an entry would hold another state than the rest
+//! A full disk is waited out. Any other failure ends the process: a member that skipped an entry would hold another state than the rest
 //! of the group and pass it on.
 
 use super::error::Fatal;
 use super::handle::Shared;
-use super::log_store::entry_cost;
+use super::log_store::{DiskError, RETRY_AFTER, entry_cost};
 use super::retention::Retention;
 use crate::storage::ProposeError;
 use crate::storage::{CommittedEntry, Membership, Payload};
@@ -24,14 +24,15 @@ const RUN_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// The replicated state machine: the object store, or a double in unit tests.
 pub trait Machine: Send + 'static {
-    /// Applies entries that follow the last applied one, as one atomic write.
-    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), String>;
+    /// Applies entries that follow the last applied one, as one atomic write. After an error nothing of
+    /// them is applied.
+    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), DiskError>;
     /// This member leads in `term` and everything before it is applied: transactions may start.
     fn begin_term(&mut self, term: u64);
     /// Transactions of the term fail with `why`; those already in the log may still be applied.
     fn end_term(&mut self, why: ProposeError);
     /// Makes everything applied so far durable.
-    fn sync(&mut self) -> Result<(), String>;
+    fn sync(&mut self) -> Result<(), DiskError>;
     /// How long the log is to be kept, according to the applied state.
     fn retention(&mut self) -> Retention;
 }
@@ -60,6 +61,8 @@ pub struct Applier<M> {
     pub shared: Arc<Shared>,
     /// Index of the last applied entry.
     pub applied: u64,
+    /// The disk was full when the member was told to stop: nothing more is applied.
+    pub given_up: bool,
 }
 
 impl<M: Machine> Applier<M> {
@@ -113,14 +116,17 @@ impl<M: Machine> Applier<M> {
             return Ok(());
         };
         let from = self.applied + 1;
-        let committed = entries.into_iter().map(committed_entry).collect();
-        self.machine
-            .apply(committed)
-            .map_err(|reason| Fatal::Apply {
-                from,
-                to: last,
-                reason,
-            })?;
+        let applied = self.until_there_is_space(|machine| {
+            machine.apply(entries.iter().map(committed_entry).collect())
+        });
+        let applied = applied.map_err(|reason| Fatal::Apply {
+            from,
+            to: last,
+            reason,
+        })?;
+        if !applied {
+            return Ok(());
+        }
         self.applied = last;
         let retention = self.machine.retention();
         self.shared.inbox.report(|progress| {
@@ -132,18 +138,60 @@ impl<M: Machine> Applier<M> {
     }
 
     fn sync(&mut self) -> Result<(), Fatal> {
-        self.machine.sync().map_err(Fatal::Sync)?;
-        let synced = self.applied;
+        let synced = self.until_there_is_space(M::sync).map_err(Fatal::Sync)?;
+        if synced {
+            let applied = self.applied;
+            self.shared
+                .inbox
+                .report(|progress| progress.synced = applied);
+        }
+        Ok(())
+    }
+
+    /// Does something that needs disk space, again and again for as long as there is none. Transactions
+    /// fail meanwhile, reads go on. False if it was not done because the member is to stop; then nothing
+    /// more is applied, which the next start makes up for.
+    fn until_there_is_space(
+        &mut self,
+        mut attempt: impl FnMut(&mut M) -> Result<(), DiskError>,
+    ) -> Result<bool, String> {
+        let mut full = false;
+        while !self.given_up {
+            match attempt(&mut self.machine) {
+                Ok(()) => {
+                    if full {
+                        tracing::info!("the object store can be written again");
+                        self.shared.inbox.report(|progress| progress.full = None);
+                    }
+                    return Ok(true);
+                }
+                Err(DiskError::Broken(reason)) => return Err(reason),
+                Err(DiskError::Full(reason)) => {
+                    if !full {
+                        full = true;
+                        self.report_full(reason);
+                    }
+                    std::thread::sleep(RETRY_AFTER);
+                    self.given_up = self.shared.inbox.is_stopping();
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn report_full(&mut self, reason: String) {
+        tracing::error!(%reason, "the object store cannot be written; retrying until there is space");
+        let refusal = ProposeError::DiskFull(reason.clone());
+        self.machine.end_term(refusal);
         self.shared
             .inbox
-            .report(|progress| progress.synced = synced);
-        Ok(())
+            .report(|progress| progress.full = Some(reason));
     }
 }
 
-fn committed_entry(handed: Handed) -> CommittedEntry {
-    let payload = match handed.membership {
-        Some(membership) => Payload::Membership(membership),
+fn committed_entry(handed: &Handed) -> CommittedEntry {
+    let payload = match &handed.membership {
+        Some(membership) => Payload::Membership(membership.clone()),
         None if handed.entry.data.is_empty() => Payload::Empty,
         None => Payload::Request(handed.entry.data.to_vec()),
     };

@@ -4,7 +4,7 @@ use super::applier::Machine;
 use super::bootstrap::{first_log, new_raft_id};
 use super::error::RaftError;
 use super::handle::Handle;
-use super::log_store::{LogError, LogStore};
+use super::log_store::{DiskError, LogStore};
 use super::member::{Applied, Config, start};
 use super::outbox::Outbox;
 use super::retention::Retention;
@@ -80,11 +80,11 @@ impl LogStore for RaftLog {
         RaftLog::last_index(self)
     }
 
-    fn term(&self, index: u64) -> Result<u64, LogError> {
+    fn term(&self, index: u64) -> Result<u64, DiskError> {
         Ok(RaftLog::term(self, index)?)
     }
 
-    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, LogError> {
+    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, DiskError> {
         Ok(RaftLog::entries(self, low, high, bytes_max)?)
     }
 
@@ -92,15 +92,15 @@ impl LogStore for RaftLog {
         RaftLog::hard_state(self)
     }
 
-    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError> {
+    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), DiskError> {
         Ok(RaftLog::append(self, entries, Some(hard_state))?)
     }
 
-    fn compact(&mut self, index: u64) -> Result<(), LogError> {
+    fn compact(&mut self, index: u64) -> Result<(), DiskError> {
         Ok(RaftLog::compact(self, index)?)
     }
 
-    fn purge(&mut self) -> Result<(), LogError> {
+    fn purge(&mut self) -> Result<(), DiskError> {
         Ok(RaftLog::purge(self)?)
     }
 
@@ -108,21 +108,21 @@ impl LogStore for RaftLog {
         RaftLog::size_bytes(self)
     }
 
-    fn mark(&mut self) -> Result<(), LogError> {
+    fn mark(&mut self) -> Result<(), DiskError> {
         Ok(RaftLog::mark(self)?)
     }
 
-    fn close(&mut self) -> Result<(), LogError> {
+    fn close(&mut self) -> Result<(), DiskError> {
         Ok(RaftLog::close(self)?)
     }
 }
 
-impl From<log::LogError> for LogError {
-    fn from(error: log::LogError) -> LogError {
+impl From<log::LogError> for DiskError {
+    fn from(error: log::LogError) -> DiskError {
         let text = error.to_string();
         match error {
-            log::LogError::NoSpace { .. } => LogError::NoSpace(text),
-            _ => LogError::Broken(text),
+            log::LogError::NoSpace { .. } => DiskError::Full(text),
+            _ => DiskError::Broken(text),
         }
     }
 }
@@ -149,8 +149,10 @@ impl StoreMachine {
 }
 
 impl Machine for StoreMachine {
-    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), String> {
-        self.store.apply(entries).map_err(|error| error.to_string())
+    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), DiskError> {
+        self.store
+            .apply(entries)
+            .map_err(|error| disk_error(error.to_string()))
     }
 
     fn begin_term(&mut self, term: u64) {
@@ -161,8 +163,10 @@ impl Machine for StoreMachine {
         self.store.end_term(why);
     }
 
-    fn sync(&mut self) -> Result<(), String> {
-        self.db.sync_wal().map_err(|error| error.to_string())
+    fn sync(&mut self) -> Result<(), DiskError> {
+        self.db
+            .sync_wal()
+            .map_err(|error| disk_error(error.to_string()))
     }
 
     /// Looks at the cluster object only when it changed.
@@ -175,6 +179,17 @@ impl Machine for StoreMachine {
             }
         }
         self.retention
+    }
+}
+
+/// The store's errors are texts by the time they get here. A flush that found no space may be waited out:
+/// RocksDB resumes by itself. After a failed append to its write-ahead log it does not, and no further
+/// write may reach that file; then only a new start helps.
+fn disk_error(text: String) -> DiskError {
+    let full = text.contains("No space left");
+    match full && !text.contains(".log: No space left") {
+        true => DiskError::Full(text),
+        false => DiskError::Broken(text),
     }
 }
 

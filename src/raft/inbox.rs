@@ -63,6 +63,8 @@ pub struct Progress {
     pub begun: u64,
     /// Applied index at the last sync of the state machine.
     pub synced: u64,
+    /// Why nothing can be applied at present: the disk is full.
+    pub full: Option<String>,
     /// How long the log is to be kept, as the cluster object says at `applied`.
     pub retention: Retention,
 }

@@ -16,17 +16,21 @@ use raft::{Error, GetEntriesContext, RaftState, StorageError};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// Why the log could not be written.
+/// Why the log, or the state machine, could not be read or written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LogError {
+pub enum DiskError {
     /// The disk is full. Nothing was acknowledged; the same write may be tried again.
     #[error("{0}")]
-    NoSpace(String),
+    Full(String),
     /// Anything else: damage, an I/O error. There is no going on.
     #[error("{0}")]
     Broken(String),
 }
+
+/// Time between two attempts to write to a full disk.
+pub const RETRY_AFTER: Duration = Duration::from_millis(250);
 
 /// A raft log on disk. Only the raft thread uses it.
 pub trait LogStore: Send + 'static {
@@ -35,27 +39,27 @@ pub trait LogStore: Send + 'static {
     /// Index of the newest entry; `first_index() - 1` when there is none.
     fn last_index(&self) -> u64;
     /// Term of an entry, or of the last compacted one. Indexes outside of that range are errors.
-    fn term(&self, index: u64) -> Result<u64, LogError>;
+    fn term(&self, index: u64) -> Result<u64, DiskError>;
     /// Entries of `[low, high)`, which lies within the log: at least the first one, then as many as fit
     /// into `bytes_max` bytes of data.
-    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, LogError>;
+    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, DiskError>;
     /// The stored hard state.
     fn hard_state(&self) -> HardState;
     /// Writes entries, cutting off what the log held from the first of them on, and the hard state, as
     /// one batch; durable on return. A mere change of the commit index may stay in memory until the
     /// next batch.
-    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError>;
+    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), DiskError>;
     /// Forgets the entries up to and including `index`. Whoever calls this knows that the state machine
     /// holds their effect durably.
-    fn compact(&mut self, index: u64) -> Result<(), LogError>;
+    fn compact(&mut self, index: u64) -> Result<(), DiskError>;
     /// Gives the space of forgotten entries back to the file system.
-    fn purge(&mut self) -> Result<(), LogError>;
+    fn purge(&mut self) -> Result<(), DiskError>;
     /// Bytes of log files on disk.
     fn size_bytes(&self) -> u64;
     /// Makes the end of the log known to the next opening, durably (settled S8).
-    fn mark(&mut self) -> Result<(), LogError>;
+    fn mark(&mut self) -> Result<(), DiskError>;
     /// Writes what is still only in memory; the last call.
-    fn close(&mut self) -> Result<(), LogError>;
+    fn close(&mut self) -> Result<(), DiskError>;
 }
 
 /// The reason of a failed read, shared with the thread's supervisor.
@@ -98,14 +102,14 @@ impl<L: LogStore> LogView<L> {
     }
 
     /// Writes one batch; see [`LogStore::append`].
-    pub fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError> {
+    pub fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), DiskError> {
         self.log.append(entries, hard_state)?;
         self.cache.get_mut().append(entries);
         Ok(())
     }
 
     /// Forgets entries; see [`LogStore::compact`].
-    pub fn compact(&mut self, index: u64) -> Result<(), LogError> {
+    pub fn compact(&mut self, index: u64) -> Result<(), DiskError> {
         self.log.compact(index)?;
         self.cache.get_mut().forget(index);
         Ok(())
@@ -117,7 +121,7 @@ impl<L: LogStore> LogView<L> {
     }
 
     /// Entries of `[low, high)` from the cache as far as it reaches, else from disk.
-    pub fn read(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, LogError> {
+    pub fn read(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, DiskError> {
         let cache = self.cache.borrow();
         let cached_from = cache.first().unwrap_or(u64::MAX);
         if low >= cached_from {
@@ -126,7 +130,7 @@ impl<L: LogStore> LogView<L> {
         self.log.entries(low, high.min(cached_from), bytes_max)
     }
 
-    fn fail(&self, attempt: String, error: LogError) -> Error {
+    fn fail(&self, attempt: String, error: DiskError) -> Error {
         let reason = format!("{attempt}: {error}");
         *self.failure.lock() = Some(reason.clone());
         Error::Store(StorageError::Other(reason.into()))

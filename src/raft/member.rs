@@ -16,6 +16,7 @@ use super::outbox::Outbox;
 use super::phase::Phase;
 use super::reads::Reads;
 use super::retention::{LogLife, Retention};
+use super::space::Space;
 use super::upkeep::Upkeep;
 use super::{convert, logging};
 use crate::storage::Membership;
@@ -121,12 +122,7 @@ pub fn start<L: LogStore, M: Machine>(
     ));
     let (send, tasks) = crossbeam_channel::bounded(APPLY_TASKS_MAX);
     let life = LogLife::new(log.first_index().saturating_sub(1), applied.retention);
-    let upkeep = Upkeep::new(
-        life,
-        config.log_bytes_max,
-        config.state_dir.clone(),
-        config.reserve_bytes,
-    );
+    let space = Space::new(config.state_dir.clone(), config.reserve_bytes);
     let conf_state = convert::conf_state_to_library(applied.membership.conf_state);
     let view = LogView::new(log, conf_state, failure.clone());
     let node = Node {
@@ -143,7 +139,8 @@ pub fn start<L: LogStore, M: Machine>(
         applied_bytes: 0,
         campaign: true,
         reads: Reads::default(),
-        upkeep,
+        upkeep: Upkeep::new(life, config.log_bytes_max),
+        space,
         tick: config.tick,
         next_tick: Instant::now() + config.tick,
     };
@@ -152,6 +149,7 @@ pub fn start<L: LogStore, M: Machine>(
         tasks,
         shared: shared.clone(),
         applied: applied.index,
+        given_up: false,
     };
     let handle = Handle { shared };
     announce(&handle);

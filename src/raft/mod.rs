@@ -43,6 +43,7 @@ mod phase;
 mod reads;
 mod ready;
 mod retention;
+mod space;
 mod upkeep;
 
 #[cfg(test)]

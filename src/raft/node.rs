@@ -20,6 +20,7 @@ use super::membership::Book;
 use super::outbox::Outbox;
 use super::phase::{Effect, Phase};
 use super::reads::Reads;
+use super::space::Space;
 use super::upkeep::Upkeep;
 use crate::storage::{Proposal, ProposeError};
 use crossbeam_channel::{Sender, TrySendError};
@@ -60,6 +61,7 @@ pub(super) struct Node<L: LogStore> {
     pub campaign: bool,
     pub reads: Reads,
     pub upkeep: Upkeep,
+    pub space: Space,
     pub tick: Duration,
     pub next_tick: Instant,
 }
@@ -131,11 +133,15 @@ impl<L: LogStore> Node<L> {
             self.next_tick = now + self.tick;
             self.raw.tick();
         }
+        if !intake.proposals.is_empty() {
+            self.look_at_space(now);
+        }
         self.propose(intake.proposals)?;
         self.serve(intake.requests);
         if self.raw.has_ready() && !self.handle_ready()? {
             return Ok(Next::Abandon);
         }
+        self.begin_if_complete()?;
         self.campaign_if_alone()?;
         if tick {
             self.keep_up(now)?;
@@ -155,6 +161,7 @@ impl<L: LogStore> Node<L> {
             self.raw.advance_apply_to(self.applied);
             self.reads.applied(self.applied);
         }
+        self.tables_are_full(&progress.full)?;
         if let Some(effect) = self.phase.began(progress.begun == self.begins) {
             self.take_effect(effect, ProposeError::LostLeadership)?;
         }
@@ -165,6 +172,16 @@ impl<L: LogStore> Node<L> {
     fn step(&mut self, message: Message) {
         let kind = message.get_msg_type();
         let from = message.from;
+        if self.book.is_alone(self.raw.raft.id) {
+            // Nobody can lead a group of one but its member: whoever else writes is mistaken, and a
+            // higher term of his must not depose it.
+            tracing::debug!(
+                from = format!("{from:x}"),
+                ?kind,
+                "raft message of a stranger dropped"
+            );
+            return;
+        }
         if kind == MessageType::MsgHeartbeat && message.commit > self.raw.raft.raft_log.last_index()
         {
             tracing::error!(
@@ -245,6 +262,14 @@ impl<L: LogStore> Node<L> {
             _ => false,
         });
         Ok(())
+    }
+
+    /// Begins the term once everything up to the election is on its way to the state machine.
+    fn begin_if_complete(&mut self) -> Result<(), Fatal> {
+        match self.phase.handed(self.handed) {
+            Some(effect) => self.take_effect(effect, ProposeError::LostLeadership),
+            None => Ok(()),
+        }
     }
 
     /// Fails everything under way in this term and begins the term again, without losing leadership.

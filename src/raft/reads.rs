@@ -191,7 +191,7 @@ impl<L: LogStore> Node<L> {
             commit: raft.raft_log.committed,
             applied: self.applied,
             members: members.collect(),
-            refusal: self.upkeep.refusal(),
+            refusal: self.space.refusal().map(|refusal| refusal.to_string()),
         };
     }
 }

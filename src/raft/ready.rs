@@ -10,18 +10,14 @@ use super::applier::{Handed, Task};
 use super::convert::{self, ChangeKind};
 use super::error::Fatal;
 use super::inbox::Wishes;
-use super::log_store::{LogError, LogStore, entry_cost};
+use super::log_store::{DiskError, LogStore, RETRY_AFTER, entry_cost};
 use super::node::Node;
 use crate::api::raftpb;
 use crate::storage::Membership;
-use crate::storage::ProposeError;
 use raft::eraftpb::{Entry, EntryType, Message};
 use raft::{LightReady, Ready};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Time between two attempts to write to a full disk.
-const RETRY_AFTER: Duration = Duration::from_millis(250);
+use std::time::Instant;
 
 impl<L: LogStore> Node<L> {
     /// One round with the library. False when a stop was asked for while the disk was full.
@@ -79,41 +75,24 @@ impl<L: LogStore> Node<L> {
         loop {
             match self.raw.mut_store().append(entries, &hard_state) {
                 Ok(()) => break,
-                Err(LogError::NoSpace(reason)) => {
-                    if !stalled {
-                        stalled = true;
-                        self.stall(reason)?;
-                    }
-                    if !self.wait_for_space() {
-                        return Ok(false);
-                    }
+                Err(DiskError::Broken(reason)) => return Err(Fatal::Log(reason)),
+                Err(DiskError::Full(reason)) if !stalled => {
+                    stalled = true;
+                    tracing::error!(%reason, "the raft log cannot be written; retrying until there is space");
+                    self.log_is_full(Some(reason))?;
                 }
-                Err(LogError::Broken(reason)) => return Err(Fatal::Log(reason)),
+                Err(DiskError::Full(_)) => {}
+            }
+            if !self.wait_for_space() {
+                return Ok(false);
             }
         }
         self.upkeep.wrote();
         if stalled {
             tracing::info!("the raft log can be written again");
-            self.refuse_while_full();
+            self.log_is_full(None)?;
         }
         Ok(true)
-    }
-
-    /// The disk is full in spite of the reserve: nothing of this batch was promised. Transactions under
-    /// way fail, new ones are refused, reads go on.
-    fn stall(&mut self, reason: String) -> Result<(), Fatal> {
-        tracing::error!(%reason, "the raft log cannot be written; retrying until there is space");
-        let refusal = ProposeError::DiskFull(reason);
-        self.shared.inbox.refuse(Some(refusal.clone()));
-        self.shared.status.lock().refusal = Some(refusal.to_string());
-        if self.book.is_alone(self.raw.raft.id) {
-            return self.interrupt(refusal);
-        }
-        // Without heartbeats the others will choose a new leader.
-        match self.phase.lose() {
-            Some(effect) => self.take_effect(effect, refusal),
-            None => Ok(()),
-        }
     }
 
     /// Serves reads until it is time for another attempt; false if the member is to stop.
@@ -146,11 +125,11 @@ impl<L: LogStore> Node<L> {
         match known.and_then(|()| store.log_mut().close()) {
             Ok(()) => Ok(()),
             // The commit index is all that is missing; the next start finds it out by itself.
-            Err(LogError::NoSpace(reason)) => {
+            Err(DiskError::Full(reason)) => {
                 tracing::warn!(%reason, "stopping without the last commit index");
                 Ok(())
             }
-            Err(LogError::Broken(reason)) => Err(Fatal::Log(reason)),
+            Err(DiskError::Broken(reason)) => Err(Fatal::Log(reason)),
         }
     }
 
@@ -161,7 +140,7 @@ impl<L: LogStore> Node<L> {
     fn hand_on(&mut self, committed: Vec<Entry>) -> Result<(), Fatal> {
         self.publish_indexes();
         let Some(last) = committed.last().map(|entry| entry.index) else {
-            return self.begin_if_complete();
+            return Ok(());
         };
         let mut batch = Vec::with_capacity(committed.len());
         for entry in committed {
@@ -177,15 +156,7 @@ impl<L: LogStore> Node<L> {
             batch.push(Handed { entry, membership });
         }
         self.handed = last;
-        self.send_task(Task::Entries(batch))?;
-        self.begin_if_complete()
-    }
-
-    fn begin_if_complete(&mut self) -> Result<(), Fatal> {
-        match self.phase.handed(self.handed) {
-            Some(effect) => self.take_effect(effect, ProposeError::LostLeadership),
-            None => Ok(()),
-        }
+        self.send_task(Task::Entries(batch))
     }
 
     /// Processes a committed configuration change and returns where it leads.

@@ -4,7 +4,7 @@
 //! second member on what the first one left.
 
 use super::applier::Machine;
-use super::log_store::{LogError, LogStore};
+use super::log_store::{DiskError, LogStore};
 use super::retention::Retention;
 use crate::storage::ProposeError;
 use crate::storage::{CommittedEntry, Membership, Payload};
@@ -60,7 +60,7 @@ pub struct MemState {
     /// Entries per durable write, in order.
     pub writes: Vec<usize>,
     /// Every write fails with this.
-    pub fails: Option<LogError>,
+    pub fails: Option<DiskError>,
     /// Every read fails with this.
     pub unreadable: Option<String>,
     /// Writes wait while this is set.
@@ -94,7 +94,7 @@ impl LogStore for MemLog {
             .with(|log| log.entries.last().map_or(log.truncated.0, |e| e.index))
     }
 
-    fn term(&self, index: u64) -> Result<u64, LogError> {
+    fn term(&self, index: u64) -> Result<u64, DiskError> {
         self.0.with(|log| {
             if index == log.truncated.0 {
                 return Ok(log.truncated.1);
@@ -102,14 +102,14 @@ impl LogStore for MemLog {
             let entry = log.entries.iter().find(|entry| entry.index == index);
             entry
                 .map(|entry| entry.term)
-                .ok_or_else(|| LogError::Broken(format!("no entry {index}")))
+                .ok_or_else(|| DiskError::Broken(format!("no entry {index}")))
         })
     }
 
-    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, LogError> {
+    fn entries(&self, low: u64, high: u64, bytes_max: u64) -> Result<Vec<Entry>, DiskError> {
         self.0.with(|log| {
             if let Some(reason) = &log.unreadable {
-                return Err(LogError::Broken(reason.clone()));
+                return Err(DiskError::Broken(reason.clone()));
             }
             let mut bytes = 0;
             let wanted = log.entries.iter().filter(|entry| entry.index >= low);
@@ -126,7 +126,7 @@ impl LogStore for MemLog {
         self.0.with(|log| log.hard_state.clone())
     }
 
-    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), LogError> {
+    fn append(&mut self, entries: &[Entry], hard_state: &HardState) -> Result<(), DiskError> {
         self.0.with(|log| log.waiting = true);
         self.0
             .wait("a log that is not held", |log| (!log.held).then_some(()));
@@ -150,7 +150,7 @@ impl LogStore for MemLog {
         })
     }
 
-    fn compact(&mut self, index: u64) -> Result<(), LogError> {
+    fn compact(&mut self, index: u64) -> Result<(), DiskError> {
         let term = self.term(index)?;
         self.0.with(|log| {
             log.entries.retain(|entry| entry.index > index);
@@ -159,7 +159,7 @@ impl LogStore for MemLog {
         })
     }
 
-    fn purge(&mut self) -> Result<(), LogError> {
+    fn purge(&mut self) -> Result<(), DiskError> {
         Ok(())
     }
 
@@ -167,11 +167,11 @@ impl LogStore for MemLog {
         0
     }
 
-    fn mark(&mut self) -> Result<(), LogError> {
+    fn mark(&mut self) -> Result<(), DiskError> {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), LogError> {
+    fn close(&mut self) -> Result<(), DiskError> {
         self.0.with(|log| log.closed = true);
         Ok(())
     }
@@ -199,6 +199,8 @@ pub struct Notes {
     pub retention: Retention,
     /// Applying waits while this is set.
     pub held: bool,
+    /// Applying fails with this.
+    pub fails: Option<DiskError>,
     /// Applying a request with this data panics.
     pub poison: Option<Vec<u8>>,
 }
@@ -237,11 +239,14 @@ impl NotingMachine {
 }
 
 impl Machine for NotingMachine {
-    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), String> {
+    fn apply(&mut self, entries: Vec<CommittedEntry>) -> Result<(), DiskError> {
         self.0.wait("a machine that is not held", |notes| {
             (!notes.held).then_some(())
         });
         self.0.with(|notes| {
+            if let Some(error) = &notes.fails {
+                return Err(error.clone());
+            }
             notes.runs.push(entries.len());
             for entry in entries {
                 assert_eq!(entry.index, notes.applied + 1, "entries out of order");
@@ -271,7 +276,7 @@ impl Machine for NotingMachine {
         self.0.with(|notes| notes.told.push(Told::End(why)));
     }
 
-    fn sync(&mut self) -> Result<(), String> {
+    fn sync(&mut self) -> Result<(), DiskError> {
         self.0.with(|notes| notes.told.push(Told::Sync));
         Ok(())
     }

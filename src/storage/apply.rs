@@ -234,7 +234,15 @@ impl Store {
         if let Some(membership) = &run.membership {
             rows::put_membership(&mut changes, &db, membership)?;
         }
-        changes.commit()?;
+        if let Err(error) = changes.commit() {
+            // The entries stay committed and may be applied later, when nobody waits for them any more.
+            for own in run.own {
+                let _ = own
+                    .reply
+                    .send(Err(ProposeError::DiskFull(error.to_string())));
+            }
+            return Err(error.into());
+        }
 
         if let Some(membership) = run.membership {
             *self.inner.membership.write() = membership;

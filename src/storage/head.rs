@@ -43,6 +43,8 @@ pub(super) struct Writer {
 pub(super) struct Head {
     /// The term of leadership, while this member is the signalled leader.
     pub term: Option<u64>,
+    /// Why there is none.
+    ended: ProposeError,
     overlay: Overlay,
     pending: VecDeque<Pending>,
     pending_bytes: usize,
@@ -107,6 +109,7 @@ impl Head {
     pub fn new() -> Head {
         Head {
             term: None,
+            ended: ProposeError::LostLeadership,
             overlay: Overlay::default(),
             pending: VecDeque::new(),
             pending_bytes: 0,
@@ -246,7 +249,7 @@ impl Store {
             return Err(ProposeError::Stopped.into());
         }
         let Some(term) = origin.term else {
-            return Err(ProposeError::LostLeadership.into());
+            return Err(self.inner.head.lock().ended.clone().into());
         };
 
         let request_id = self.inner.next_request.fetch_add(1, Ordering::Relaxed) | 1 << 63;
@@ -256,7 +259,7 @@ impl Store {
         {
             let mut head = self.inner.head.lock();
             if head.term != Some(term) {
-                return Err(ProposeError::LostLeadership.into());
+                return Err(head.ended.clone().into());
             }
             head.push(Pending {
                 writer: origin.writer,
@@ -321,6 +324,7 @@ impl Store {
         let failed = {
             let mut head = self.inner.head.lock();
             head.term = term;
+            head.ended = why.clone();
             head.abandon()
         };
         self.inner.room.notify_one();

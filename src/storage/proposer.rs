@@ -46,7 +46,7 @@ pub enum ProposeError {
     #[error("too many writes are waiting for the disk; try again")]
     Busy,
     /// The disk is full: reads go on, writes are refused before the log is hurt.
-    #[error("no space left for the raft log: {0}")]
+    #[error("writes are refused: {0}")]
     DiskFull(String),
 }
 

@@ -232,50 +232,22 @@ fn what_was_not_applied_is_applied_after_a_restart() {
 }
 
 #[test]
-fn leadership_ends_before_it_begins_again() {
+fn strangers_cannot_depose_the_only_member() {
     let subject = Subject::first();
     let term = subject.leads();
-    let mut leadership = subject.member.leadership();
-    let mut message = Message::default();
-    message.set_msg_type(MessageType::MsgHeartbeat);
-    (message.from, message.to, message.term) = (9, 1, term + 5);
-    subject.member.step(message);
-    subject
-        .machine
-        .wait_told(&Told::End(ProposeError::LostLeadership));
-    assert_eq!(
-        subject.propose(term, b"x"),
-        Err(ProposeError::LostLeadership)
-    );
-    let next = block_on(async {
-        let next = leadership
-            .wait_for(|now| now.term().is_some_and(|next| next > term))
-            .await;
-        next.unwrap().term().unwrap()
-    });
-    assert_eq!(next, term + 6);
-    subject.write(next, b"new");
-    let told = subject.machine.told();
-    let markers = told
-        .into_iter()
-        .filter(|told| matches!(told, Told::Begin(_) | Told::End(_)));
-    assert!(markers.eq([
-        Told::Begin(term),
-        Told::End(ProposeError::LostLeadership),
-        Told::Begin(next)
-    ]));
-    subject.stop();
-}
-
-#[test]
-fn a_heartbeat_beyond_the_log_is_not_believed() {
-    let subject = Subject::first();
-    let term = subject.leads();
-    let mut message = Message::default();
-    message.set_msg_type(MessageType::MsgHeartbeat);
-    (message.from, message.to, message.term, message.commit) = (9, 1, term + 5, 1000);
-    subject.member.step(message);
+    for kind in [
+        MessageType::MsgHeartbeat,
+        MessageType::MsgAppend,
+        MessageType::MsgRequestVote,
+        MessageType::MsgTimeoutNow,
+    ] {
+        let mut message = Message::default();
+        message.set_msg_type(kind);
+        (message.from, message.to, message.term) = (9, 1, term + 5);
+        subject.member.step(message);
+    }
     subject.write(term, b"still the leader");
+    assert_eq!(subject.member.status().term, term);
     subject.stop();
 }
 

@@ -99,6 +99,7 @@ fn a_group_replicates_and_survives_its_leader() {
     leader.propose(term, b"cut off").unwrap();
     let (next, next_term) = group.leader(Some(old));
     assert!(next_term > term);
+    assert_eq!(next.propose(term, b"x"), Err(ProposeError::LostLeadership));
     next.write(next_term, b"second");
     // Without a quorum the old leader steps down, and its transaction fails.
     leader.until(|now| now.term().is_none().then_some(()));
@@ -106,14 +107,43 @@ fn a_group_replicates_and_survives_its_leader() {
         .machine
         .wait_told(&Told::End(ProposeError::LostLeadership));
 
+    assert_eq!(
+        leader.propose(term, b"x"),
+        Err(ProposeError::LostLeadership)
+    );
+
     group.network.cut.lock().clear();
     leader.machine.wait_for(b"second");
+    let told = leader.machine.told();
+    let markers = told
+        .into_iter()
+        .filter(|told| matches!(told, Told::Begin(_) | Told::End(_)));
+    assert!(markers.eq([Told::Begin(term), Told::End(ProposeError::LostLeadership)]));
     for subject in &group.subjects {
         let told = subject.machine.told();
         let lost = Told::Request(0, b"cut off".to_vec());
         assert!(!told.iter().any(|told| matches!((told, &lost),
             (Told::Request(_, a), Told::Request(_, b)) if a == b)));
     }
+    group.stop();
+}
+
+#[test]
+fn a_heartbeat_beyond_the_log_is_not_believed() {
+    let group = Group::of_three();
+    let (leader, term) = group.leader(None);
+    leader.write(term, b"first");
+    let id = leader.member.raft_id();
+    let victim = group.subjects.iter().find(|s| s.member.raft_id() != id);
+    let victim = victim.unwrap();
+    let mut message = raft::eraftpb::Message::default();
+    message.set_msg_type(raft::eraftpb::MessageType::MsgHeartbeat);
+    (message.from, message.to) = (id, victim.member.raft_id());
+    (message.term, message.commit) = (term, 1000);
+    victim.member.step(message);
+    leader.write(term, b"second");
+    victim.machine.wait_for(b"second");
+    assert!(victim.deaths.with(|deaths| deaths.is_empty()));
     group.stop();
 }
 
@@ -148,7 +178,7 @@ fn a_full_disk_of_the_leader_moves_leadership() {
     leader
         .log
         .0
-        .with(|log| log.fails = Some(LogError::NoSpace("full".into())));
+        .with(|log| log.fails = Some(DiskError::Full("full".into())));
     leader.propose(term, b"unlucky").unwrap();
     leader.until(|now| now.term().is_none().then_some(()));
     let (next, next_term) = group.leader(Some(old));

@@ -2,7 +2,7 @@
 
 use super::bootstrap::first_log;
 use super::handle::{Handle, Leadership};
-use super::log_store::LogError;
+use super::log_store::DiskError;
 use super::member::{Applied, Config, start};
 use super::outbox::{NoPeers, Outbox};
 use super::testing::{MemLog, NotingMachine, PATIENCE, Told, Watched};

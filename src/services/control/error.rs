@@ -209,7 +209,7 @@ mod tests {
             (
                 ProposeError::DiskFull("x".into()).into(),
                 Code::ResourceExhausted,
-                "no space left for the raft log: x",
+                "writes are refused: x",
             ),
             (
                 store(StoreError::Disk("broken".into())),
