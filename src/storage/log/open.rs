@@ -154,6 +154,8 @@ impl<F: FileSystem> RaftLog<F> {
     }
 }
 
+const ADVICE_OPEN: &str = "wait until its other user has closed it";
+
 /// Bytes of entries read at once while the log is verified, 4 MiB.
 const VERIFY_BYTES: u64 = 4 << 20;
 
@@ -193,12 +195,30 @@ fn open_engine<F: FileSystem>(
         recovery_threads: 2,
         ..Config::default()
     };
-    match catch_unwind(AssertUnwindSafe(|| {
+    let opened = catch_unwind(AssertUnwindSafe(|| {
         Engine::open_with_file_system(config, files)
-    })) {
-        Ok(opened) => opened.map_err(|error| failed(error.to_string())),
-        Err(_) => Err(failed(
-            "the log engine cannot make sense of its files".into(),
-        )),
-    }
+    }));
+    let error = match opened {
+        Ok(Ok(engine)) => return Ok(engine),
+        Ok(Err(error)) => error,
+        Err(_) => {
+            return Err(failed(
+                "the log engine cannot make sense of its files".into(),
+            ));
+        }
+    };
+    let (reason, advice) = match &error {
+        raft_engine::Error::Io(io) => (io.to_string(), ADVICE_DISK),
+        // The only way to tell; the engine has no error of its own for it.
+        other if other.to_string().contains("Failed to lock file") => {
+            ("it is open already".to_owned(), ADVICE_OPEN)
+        }
+        other => (other.to_string(), ADVICE_DAMAGED),
+    };
+    Err(LogError::Engine {
+        attempt: "open",
+        dir: dir.display().to_string(),
+        reason,
+        advice,
+    })
 }

@@ -165,7 +165,21 @@ fn a_commit_index_alone_is_not_written_until_the_next_batch_or_the_end() {
     assert_eq!(log.hard_state(), hard_state(1, 11, 0));
     log.append(&[], Some(&hard_state(1, 11, 8))).unwrap();
     log.close().unwrap();
+    drop(log);
     assert_eq!(fixture.open().hard_state().commit, 8);
+}
+
+/// Nothing is wrong with a log that is merely open, so nobody is told to give it up.
+#[test]
+fn a_log_that_is_open_is_not_called_damaged() {
+    let fixture = Fixture::new();
+    let log = fixture.claimed(1);
+    let (dir, options) = (fixture.dir(), LogOptions::default());
+    let files = Arc::new(Disk);
+    let again = RaftLog::open_with(&dir, log.dir(), files, None, &ring(), &options);
+    let error = again.err().unwrap().to_string();
+    assert!(error.contains("is open already"), "{error}");
+    assert!(!error.contains("--accept-log-loss"), "{error}");
 }
 
 /// The engine would panic on these.
