@@ -2,6 +2,8 @@
 
 mod harness;
 
+#[path = "cluster/agent.rs"]
+mod agent;
 #[path = "cluster/cli.rs"]
 mod cli;
 #[path = "cluster/crash.rs"]
