@@ -8,20 +8,18 @@
 //! and played through the rules of the replicated state machine. If one of its actions breaks a rule the
 //! whole entry is discarded, as on every other manager, and counted here.
 
-use super::StoreError;
-use super::engine::{Applied, Family, meta};
+use super::engine::{Applied, Db, Family, meta};
 use super::events::Change;
-use super::head::Pending;
-use super::keys::IndexKey;
+use super::keys::KeyRef;
 use super::membership::Membership;
 use super::overlay::{Overlay, TxChange};
 use super::proposer::ProposeError;
 use super::read::State;
 use super::request::{self, RawRequest};
-use super::rows;
 use super::store::Store;
-use super::summary::Summary;
+use super::summary::{Dirty, Summary};
 use super::tx::{Mode, ReplayError, Tx};
+use super::{StoreError, records, rows};
 use prost::bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,13 +73,16 @@ struct Run {
     /// Net changes of all entries so far; the writer of each is the entry's index.
     overlay: Overlay,
     summary: Summary,
+    /// What else has to be written because of the changes.
+    dirty: Dirty,
+    discarded: Vec<u64>,
     applied: u64,
     term: u64,
     membership: Option<Membership>,
     /// Changes of each entry that has any.
     events: Vec<(u64, Vec<Arc<Change>>)>,
-    /// The transactions of this member among them.
-    own: Vec<Pending>,
+    /// Transactions of this member are among them.
+    has_own: bool,
 }
 
 impl Run {
@@ -89,11 +90,13 @@ impl Run {
         Run {
             overlay: Overlay::default(),
             summary: base.summary.clone(),
+            dirty: Dirty::default(),
+            discarded: Vec::new(),
             applied: base.applied,
             term: base.applied_term,
             membership: None,
             events: Vec::new(),
-            own: Vec::new(),
+            has_own: false,
             base,
         }
     }
@@ -102,12 +105,8 @@ impl Run {
     fn commit(&mut self, index: u64, changes: &[TxChange]) {
         for change in changes {
             self.overlay.apply(change, index);
-            self.summary.apply(change);
+            self.summary.apply(change, &mut self.dirty);
         }
-        self.note_events(index, changes);
-    }
-
-    fn note_events(&mut self, index: u64, changes: &[TxChange]) {
         if !changes.is_empty() {
             let events = changes.iter().map(|change| change.change.clone()).collect();
             self.events.push((index, events));
@@ -116,19 +115,58 @@ impl Run {
 
     /// Plays an entry that was not prepared here. On an error nothing of it remains.
     fn replay(&mut self, index: u64, request: RawRequest) -> Result<(), ReplayError> {
-        let mut tx = Tx::new(self.base.clone(), self.overlay.clone(), Mode::Apply, index);
+        let mut tx = Tx::new(self.base.clone(), self.overlay.clone(), Mode::Apply);
         for action in request.actions {
             match (action.action, action.target) {
                 (Some(kind), Some((table, payload))) => tx.replay(kind, table, payload)?,
                 _ => return Err(StoreError::Rule("unrecognized action type").into()),
             }
         }
-        for change in tx.changes() {
-            self.summary.apply(change);
-        }
-        self.note_events(index, tx.changes());
-        self.overlay = tx.into_overlay();
+        self.commit(index, &tx.into_changes());
         Ok(())
+    }
+
+    /// Writes everything as one batch.
+    fn write(&self, db: &Db) -> Result<(), StoreError> {
+        let mut changes = db.changes();
+        for (key, row) in &self.overlay.rows {
+            match &row.stored {
+                Some(stored) => rows::put(&mut changes, db, key, row.writer, &stored.payload)?,
+                None => changes.delete(rows::family_of_row(key), key),
+            }
+        }
+        for (plain, entry) in &self.overlay.index {
+            let key = KeyRef {
+                plain,
+                value_end: entry.value_end,
+            };
+            let unique = key.is_unique();
+            let family = if unique { Family::Uniq } else { Family::Idx };
+            let name = key.disk(db.hasher());
+            match &entry.owner {
+                Some(owner) if unique => changes.put(family, &name, owner.as_bytes()),
+                Some(_) => changes.put(family, &name, &[]),
+                None => changes.delete(family, &name),
+            }
+        }
+        self.summary
+            .write(&self.dirty, &self.overlay, db, &mut changes)?;
+        if !self.discarded.is_empty() {
+            let mut discarded = records::discarded(&self.base.view)?;
+            self.discarded
+                .iter()
+                .for_each(|index| discarded.note(*index));
+            records::put_discarded(&mut changes, &discarded)?;
+        }
+        if let Some(membership) = &self.membership {
+            rows::put_membership(&mut changes, db, membership)?;
+        }
+        let applied = Applied {
+            index: self.applied,
+            term: self.term,
+        };
+        changes.put_record(meta::APPLIED, &applied)?;
+        Ok(changes.commit()?)
     }
 }
 
@@ -176,99 +214,70 @@ impl Store {
         let request = match request::decode(data) {
             Ok(request) => request,
             Err(error) => {
-                self.inner.apply_errors.note(index);
-                tracing::error!(index, %error, "entry is not a request and was skipped");
+                self.discard(run, index, &error);
                 return Ok(());
             }
         };
-        let own = self.inner.head.lock().take_committed(request.id, term);
-        if let Some(own) = own {
-            run.commit(index, &own.changes);
-            run.own.push(own);
+        let own = self.inner.head.lock().commit(request.id, term);
+        if let Some(changes) = own {
+            run.commit(index, &changes);
+            run.has_own = true;
             return Ok(());
         }
-        // Somebody else's entry: whatever is pending here was built on a state without it.
-        if self.inner.head.lock().has_pending() {
+        // Somebody else's entry: what waits here was built on a state without it.
+        if self.inner.head.lock().is_waiting() {
             self.fail_pending(ProposeError::LostLeadership, None);
         }
         match run.replay(index, request) {
             Ok(()) => Ok(()),
             Err(ReplayError::Store(error @ StoreError::Disk(_))) => Err(error),
             Err(error) => {
-                self.inner.apply_errors.note(index);
-                tracing::error!(index, %error, "entry breaks a rule and was discarded");
+                self.discard(run, index, &error);
                 Ok(())
             }
         }
     }
 
+    /// Notes an entry that has no effect, here and on every other manager.
+    fn discard(&self, run: &mut Run, index: u64, error: &dyn std::error::Error) {
+        self.inner.apply_errors.note(index);
+        run.discarded.push(index);
+        tracing::error!(index, %error, "a committed entry cannot be applied and was discarded");
+    }
+
     /// Writes a run, publishes its state and its events, and tells the waiting writers.
     fn finish(&self, run: Run) -> Result<(), StoreError> {
-        let db = self.inner.state.load().view.db().clone();
-        let mut changes = db.changes();
-        for (key, row) in &run.overlay.rows {
-            match &row.stored {
-                Some(stored) => rows::put(&mut changes, &db, key, row.writer, &stored.payload)?,
-                None => changes.delete(rows::family_of_row(key), key),
-            }
-        }
-        for (plain, entry) in &run.overlay.index {
-            let key = IndexKey {
-                plain: plain.clone(),
-                value_end: entry.value_end,
-            };
-            let unique = key.is_unique();
-            let family = if unique { Family::Uniq } else { Family::Idx };
-            let name = key.disk(db.hasher());
-            match &entry.owner {
-                Some(owner) if unique => changes.put(family, &name, owner.as_bytes()),
-                Some(_) => changes.put(family, &name, &[]),
-                None => changes.delete(family, &name),
-            }
-        }
-        let applied = Applied {
-            index: run.applied,
-            term: run.term,
-        };
-        changes.put_record(meta::APPLIED, &applied)?;
-        if let Some(membership) = &run.membership {
-            rows::put_membership(&mut changes, &db, membership)?;
-        }
-        if let Err(error) = changes.commit() {
+        let db = run.base.view.db().clone();
+        if let Err(error) = run.write(&db) {
             // The entries stay committed and may be applied later, when nobody waits for them any more.
-            for own in run.own {
-                let _ = own
-                    .reply
-                    .send(Err(ProposeError::DiskFull(error.to_string())));
-            }
-            return Err(error.into());
+            self.fail_pending(ProposeError::DiskFull(error.to_string()), None);
+            return Err(error);
         }
-
         if let Some(membership) = run.membership {
             *self.inner.membership.write() = membership;
+        }
+        for (row, state) in &run.overlay.rows {
+            let stored = state.stored.as_ref();
+            let object = stored.map(|stored| (&stored.object, stored.payload.len()));
+            self.inner.cache.change(row, object, state.writer);
         }
         self.inner.state.store(Arc::new(State {
             view: db.view(),
             applied: run.applied,
             applied_term: run.term,
             summary: run.summary,
+            cache: self.inner.cache.clone(),
         }));
         for (index, changes) in &run.events {
             self.inner.events.publish(*index, changes);
         }
-        if run.own.is_empty() {
-            return Ok(());
-        }
-        {
-            let mut head = self.inner.head.lock();
-            for own in &run.own {
-                head.prune(&own.changes, own.writer);
+        if run.has_own {
+            let settled = self.inner.head.lock().settle();
+            self.inner.room.notify_one();
+            for reply in settled {
+                // Nobody listens any more if the caller gave up.
+                let _ = reply.send(Ok(()));
             }
-        }
-        self.inner.room.notify_one();
-        for own in run.own {
-            // Nobody listens any more if the caller gave up.
-            let _ = own.reply.send(Ok(()));
         }
         Ok(())
     }

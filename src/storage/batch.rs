@@ -83,7 +83,7 @@ impl Batch {
 
         let result = match result {
             Ok(value) if tx.request_bytes() > MAX_REQUEST_BYTES => {
-                match self.split(&mut tx, &before, &origin) {
+                match self.split(&mut tx, &before, origin) {
                     Some(rest) => {
                         store.propose_open(self.open(tx, origin));
                         (tx, origin) = rest;
@@ -115,17 +115,14 @@ impl Batch {
 
     /// Cuts the last call off an open transaction that has become too large with it. `None` if that is
     /// not possible: the call is too large alone, or touches what an earlier one touched.
-    fn split(&self, tx: &mut Tx, before: &Savepoint, origin: &Origin) -> Option<(Tx, Origin)> {
+    fn split(&self, tx: &mut Tx, before: &Savepoint, origin: Origin) -> Option<(Tx, Origin)> {
         let alone = tx.request_bytes() - before.bytes + REQUEST_ID_BYTES;
         if alone > MAX_REQUEST_BYTES {
             return None;
         }
-        let writer = self.store.inner.head.lock().new_writer();
-        let rest = tx.split_off(before, writer)?;
+        let rest = tx.split_off(before)?;
         let origin = Origin {
             term: origin.term,
-            overlay: before.overlay.clone(),
-            writer,
             stamp: origin.stamp.map(|stamp| stamp + 1),
         };
         Some((rest, origin))

@@ -20,6 +20,7 @@ use super::store::Store;
 use super::tx::{Mode, Tx};
 use crate::api::time;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::{MutexGuard, oneshot};
@@ -27,8 +28,9 @@ use tokio::sync::{MutexGuard, oneshot};
 /// Transactions that may be pending at once. Far more than one disk flush can take in, so that the limit
 /// shows only when the disk stands still.
 pub const PENDING_MAX: usize = 4096;
-/// Encoded bytes that may be pending at once, 32 MiB: bounds the memory of a standing disk.
-pub const PENDING_BYTES_MAX: usize = 32 << 20;
+/// Encoded bytes that may be pending at once, 14 MiB: bounds the memory of a standing disk, and leaves
+/// the queue of the raft thread room for one more of the largest.
+pub const PENDING_BYTES_MAX: usize = 14 << 20;
 /// Attempts to get the writer lock before a task goes to sleep: closures take microseconds, a sleep more.
 const SPINS: usize = 100;
 
@@ -45,37 +47,38 @@ pub(super) struct Head {
     pub term: Option<u64>,
     /// Why there is none.
     ended: ProposeError,
+    /// The changes of all pending transactions.
     overlay: Overlay,
+    /// In the order of the log.
     pending: VecDeque<Pending>,
+    /// How many of them, from the oldest on, are committed and being applied.
+    committed: usize,
     pending_bytes: usize,
-    /// Stamp of the newest pending transaction.
-    last_stamp: Option<u64>,
     next_writer: u64,
 }
 
 /// One pending transaction.
-pub(super) struct Pending {
-    pub writer: u64,
-    stamp: Option<u64>,
+struct Pending {
+    /// Identifies it in the overlay.
+    writer: u64,
+    stamp: u64,
     request_id: u64,
     term: u64,
     bytes: usize,
     since: Instant,
-    pub changes: Vec<TxChange>,
-    pub reply: oneshot::Sender<Reply>,
+    changes: Arc<[TxChange]>,
+    reply: oneshot::Sender<Reply>,
 }
 
 /// Where a transaction began.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub(super) struct Origin {
     pub term: Option<u64>,
-    pub overlay: Overlay,
-    pub writer: u64,
     pub stamp: Option<u64>,
 }
 
 /// Tells the writer what became of its transaction.
-type Reply = Result<(), ProposeError>;
+pub(super) type Reply = Result<(), ProposeError>;
 
 /// The outcome of a submitted transaction.
 #[must_use]
@@ -112,64 +115,83 @@ impl Head {
             ended: ProposeError::LostLeadership,
             overlay: Overlay::default(),
             pending: VecDeque::new(),
+            committed: 0,
             pending_bytes: 0,
-            last_stamp: None,
             next_writer: 1,
         }
-    }
-
-    fn push(&mut self, pending: Pending) {
-        for change in &pending.changes {
-            self.overlay.apply(change, pending.writer);
-        }
-        self.last_stamp = pending.stamp;
-        self.pending_bytes += pending.bytes;
-        self.pending.push_back(pending);
     }
 
     fn has_room(&self) -> bool {
         self.pending.len() < PENDING_MAX && self.pending_bytes < PENDING_BYTES_MAX
     }
 
-    fn oldest_writer(&self) -> u64 {
-        self.pending
-            .front()
-            .map_or(u64::MAX, |pending| pending.writer)
-    }
-
-    /// Takes the transaction that an entry commits, if it is the oldest one pending here.
-    pub fn take_committed(&mut self, request_id: u64, term: u64) -> Option<Pending> {
-        let front = self.pending.front()?;
-        if front.request_id != request_id || front.term != term {
-            return None;
-        }
-        let taken = self.pending.pop_front()?;
-        self.pending_bytes -= taken.bytes;
-        Some(taken)
-    }
-
-    pub fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
-    /// A number for a new transaction.
-    pub fn new_writer(&mut self) -> u64 {
+    /// Adds the newest transaction; returns its writer number.
+    fn push(&mut self, mut pending: Pending) -> u64 {
         let writer = self.next_writer;
         self.next_writer += 1;
+        pending.writer = writer;
+        self.overlay.apply_all(&pending.changes, writer);
+        self.pending_bytes += pending.bytes;
+        self.pending.push_back(pending);
         writer
     }
 
-    /// Takes the changes of an applied transaction out of the overlay.
-    pub fn prune(&mut self, changes: &[TxChange], writer: u64) {
-        self.overlay.prune(changes, writer);
+    /// Takes the newest transaction back, if it still is the one with this number.
+    fn take_back(&mut self, writer: u64) {
+        if self.pending.len() > self.committed
+            && let Some(newest) = self.pending.pop_back_if(|newest| newest.writer == writer)
+        {
+            self.pending_bytes -= newest.bytes;
+            self.lay_over();
+        }
     }
 
-    /// Forgets all pending transactions; the caller fails them.
-    pub fn abandon(&mut self) -> VecDeque<Pending> {
+    /// Makes the overlay anew.
+    fn lay_over(&mut self) {
         self.overlay = Overlay::default();
-        self.pending_bytes = 0;
-        self.last_stamp = None;
-        std::mem::take(&mut self.pending)
+        for pending in &self.pending {
+            self.overlay.apply_all(&pending.changes, pending.writer);
+        }
+    }
+
+    /// The changes that an entry commits, if it is the next transaction that was proposed here.
+    pub fn commit(&mut self, request_id: u64, term: u64) -> Option<Arc<[TxChange]>> {
+        let next = self.pending.get(self.committed)?;
+        if next.request_id != request_id || next.term != term {
+            return None;
+        }
+        self.committed += 1;
+        Some(next.changes.clone())
+    }
+
+    /// Whether transactions wait for their commit.
+    pub fn is_waiting(&self) -> bool {
+        self.pending.len() > self.committed
+    }
+
+    /// Drops the committed transactions, which are applied now. Returns whom to tell.
+    pub fn settle(&mut self) -> Vec<oneshot::Sender<Reply>> {
+        let applied: Vec<Pending> = self.pending.drain(..self.committed).collect();
+        self.committed = 0;
+        let settled = applied.into_iter().map(|pending| {
+            self.overlay.prune(&pending.changes, pending.writer);
+            self.pending_bytes -= pending.bytes;
+            pending.reply
+        });
+        settled.collect()
+    }
+
+    /// Drops the transactions that wait for their commit. Returns whom to tell.
+    fn abandon(&mut self) -> Vec<oneshot::Sender<Reply>> {
+        let failed: Vec<Pending> = self.pending.drain(self.committed..).collect();
+        if !failed.is_empty() {
+            self.lay_over();
+        }
+        let abandoned = failed.into_iter().map(|pending| {
+            self.pending_bytes -= pending.bytes;
+            pending.reply
+        });
+        abandoned.collect()
     }
 }
 
@@ -206,28 +228,26 @@ impl Store {
     pub(super) fn begin(&self) -> (Tx, Origin) {
         let proposer = self.inner.proposer.read().clone();
         let position = proposer.as_ref().and_then(|proposer| proposer.position());
-        let mut head = self.inner.head.lock();
+        let head = self.inner.head.lock();
         // The state is loaded under the lock: what is missing in it is still in the overlay.
         let state = self.inner.state.load_full();
-        let writer = head.new_writer();
         // The index before the one the entry is expected to get (settled S13). While others are pending
         // that is at least one more than theirs; the log may have grown by other entries, too.
-        let stamp = position.map(|position| match head.last_stamp {
-            Some(stamp) if head.has_pending() => position.last.max(stamp + 1),
-            _ => position.last,
+        let stamp = position.map(|position| match head.pending.back() {
+            Some(newest) => position.last.max(newest.stamp + 1),
+            None => position.last.max(state.applied),
         });
         let origin = Origin {
             term: head.term,
-            overlay: head.overlay.clone(),
-            writer,
             stamp,
         };
+        let below = head.overlay.clone();
         drop(head);
         let mode = Mode::Propose {
             stamp,
             now: time::now(),
         };
-        let tx = Tx::new(state, origin.overlay.clone(), mode, writer);
+        let tx = Tx::new(state, below, mode);
         (tx, origin)
     }
 
@@ -245,9 +265,9 @@ impl Store {
         if bytes > MAX_REQUEST_BYTES {
             return Err(ProposeError::TooLarge.into());
         }
-        if origin.stamp.is_none() {
+        let Some(stamp) = origin.stamp else {
             return Err(ProposeError::Stopped.into());
-        }
+        };
         let Some(term) = origin.term else {
             return Err(self.inner.head.lock().ended.clone().into());
         };
@@ -256,22 +276,22 @@ impl Store {
         let changes = tx.into_changes();
         let data = encode(request_id, bytes, &changes);
         let (reply, outcome) = oneshot::channel();
-        {
+        let writer = {
             let mut head = self.inner.head.lock();
             if head.term != Some(term) {
                 return Err(head.ended.clone().into());
             }
             head.push(Pending {
-                writer: origin.writer,
-                stamp: origin.stamp,
+                writer: 0,
+                stamp,
                 request_id,
                 term,
                 bytes,
                 since: Instant::now(),
-                changes,
+                changes: changes.into(),
                 reply,
-            });
-        }
+            })
+        };
         let proposal = Proposal {
             request_id,
             data,
@@ -279,26 +299,10 @@ impl Store {
         };
         // Registered first: the entry may be applied before this call returns.
         if let Err(error) = proposer.propose(proposal) {
-            self.withdraw(&origin);
+            self.inner.head.lock().take_back(writer);
             return Err(error.into());
         }
         Ok(Outcome(Some(outcome)))
-    }
-
-    /// Takes back the newest pending transaction, which was not queued.
-    fn withdraw(&self, origin: &Origin) {
-        let mut head = self.inner.head.lock();
-        let newest = head.pending.back().map(|pending| pending.writer);
-        if newest != Some(origin.writer) {
-            return; // the term has ended meanwhile and took it along
-        }
-        if let Some(pending) = head.pending.pop_back() {
-            head.pending_bytes -= pending.bytes;
-            let oldest = head.oldest_writer();
-            head.overlay
-                .revert(&pending.changes, origin.writer, &origin.overlay, oldest);
-            head.last_stamp = origin.stamp.map(|stamp| stamp.saturating_sub(1));
-        }
     }
 
     /// How many transactions are pending, and since when the oldest one is.
@@ -328,9 +332,9 @@ impl Store {
             head.abandon()
         };
         self.inner.room.notify_one();
-        for pending in failed {
+        for reply in failed {
             // Nobody listens any more if the caller gave up.
-            let _ = pending.reply.send(Err(why.clone()));
+            let _ = reply.send(Err(why.clone()));
         }
     }
 }

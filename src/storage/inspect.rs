@@ -224,8 +224,7 @@ impl Inspection {
         let view = db.view();
         let mut stored = view.rows_with_prefix(rows::family_of(table), &[table as u8])?;
         while let Some((key, sealed)) = stored.next_row()? {
-            let object = rows::open(db, key, sealed)
-                .and_then(|row| row.decode(table, rows::id_of(&key[1..])?));
+            let object = rows::open(db, key, sealed).and_then(|row| row.decode(key));
             if f(object).is_break() {
                 break;
             }

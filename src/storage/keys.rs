@@ -22,7 +22,7 @@
 
 use super::object::Table;
 use super::seal::{INDEX_HASH_BYTES, IndexHasher};
-use crate::api::ids::is_valid_id;
+use crate::api::ids::{ID_LEN, is_valid_id};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ pub fn row(table: Table, id: &str) -> Vec<u8> {
 }
 
 /// One entry of an index: its plain key, and where the value ends and the ID begins.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexKey {
     /// `T I value`, followed by the ID unless the index is unique.
     pub plain: Key,
@@ -156,12 +156,22 @@ pub struct IndexKey {
 }
 
 impl IndexKey {
-    /// The index this entry belongs to; `None` if the number is unknown.
-    pub fn index(&self) -> Option<Index> {
-        let number = self.plain.get(1)?;
-        Index::ALL.into_iter().find(|i| *i as u8 == *number)
+    pub fn as_ref(&self) -> KeyRef<'_> {
+        KeyRef {
+            plain: &self.plain,
+            value_end: self.value_end,
+        }
     }
+}
 
+/// An [`IndexKey`] that borrows its bytes. Ordered by them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyRef<'a> {
+    pub plain: &'a [u8],
+    pub value_end: u32,
+}
+
+impl KeyRef<'_> {
     /// Whether the value belongs to one object, so that the ID is not part of the key.
     pub fn is_unique(&self) -> bool {
         self.plain.len() == self.value_end as usize
@@ -173,6 +183,63 @@ impl IndexKey {
         let mut key = disk_prefix(value, hasher);
         key.extend_from_slice(id);
         key
+    }
+
+    pub fn to_owned(&self) -> IndexKey {
+        IndexKey {
+            plain: self.plain.into(),
+            value_end: self.value_end,
+        }
+    }
+}
+
+/// All index entries of one object, sorted, each once. One allocation for all of their bytes: most are
+/// only compared with those of the object's last version, and found unchanged.
+#[derive(Debug, Default)]
+pub struct KeyList {
+    bytes: Vec<u8>,
+    /// Start, end of the value, end.
+    spans: Vec<(u32, u32, u32)>,
+}
+
+impl KeyList {
+    pub fn with_room(keys: usize) -> KeyList {
+        KeyList {
+            bytes: Vec::with_capacity(keys * 64),
+            spans: Vec::with_capacity(keys),
+        }
+    }
+
+    /// Adds an entry: `value` writes its value; `id` is left out of keys of unique indexes.
+    pub fn add(
+        &mut self,
+        table: Table,
+        index: Index,
+        id: Option<&str>,
+        value: impl FnOnce(&mut Vec<u8>),
+    ) {
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(&[table as u8, index as u8]);
+        value(&mut self.bytes);
+        let value_end = self.bytes.len() as u32 - start;
+        self.bytes
+            .extend_from_slice(id.unwrap_or_default().as_bytes());
+        self.spans.push((start, value_end, self.bytes.len() as u32));
+    }
+
+    /// Brings the entries in order, and drops repeated ones.
+    pub fn sort(&mut self) {
+        let bytes = &self.bytes;
+        let plain = |(start, _, end): &(u32, u32, u32)| &bytes[*start as usize..*end as usize];
+        self.spans.sort_unstable_by(|a, b| plain(a).cmp(plain(b)));
+        self.spans.dedup_by(|a, b| plain(a) == plain(b));
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = KeyRef<'_>> {
+        self.spans.iter().map(|&(start, value_end, end)| KeyRef {
+            plain: &self.bytes[start as usize..end as usize],
+            value_end,
+        })
     }
 }
 
@@ -202,21 +269,27 @@ pub fn disk_prefix(plain_value: &[u8], hasher: &IndexHasher) -> Vec<u8> {
     key
 }
 
-/// Builds the value part of index keys.
+/// Bytes of the reference at the front of a disk key's value.
+pub fn reference_bytes(value: &[u8]) -> usize {
+    match value.first() {
+        Some(&REFERENCE_CLEAR) => 1 + ID_LEN,
+        _ => 1 + INDEX_HASH_BYTES,
+    }
+}
+
+/// Builds `T I value` for look-ups.
 pub struct ValueBuilder(Vec<u8>);
 
 impl ValueBuilder {
     pub fn new(table: Table, index: Index) -> ValueBuilder {
         let mut bytes = Vec::with_capacity(64);
-        bytes.push(table as u8);
-        bytes.push(index as u8);
+        bytes.extend_from_slice(&[table as u8, index as u8]);
         ValueBuilder(bytes)
     }
 
     /// A whole text.
     pub fn text(mut self, text: &str) -> ValueBuilder {
-        escape(text.as_bytes(), &mut self.0);
-        self.0.extend_from_slice(&[ESCAPE, END]);
+        put_text(&mut self.0, text);
         self
     }
 
@@ -227,46 +300,48 @@ impl ValueBuilder {
     }
 
     pub fn number(mut self, number: i32) -> ValueBuilder {
-        // Enum numbers are not negative; if one is, it sorts behind the others.
-        self.0.extend_from_slice(&number.to_be_bytes());
+        put_number(&mut self.0, number);
         self
     }
 
     pub fn slot(mut self, slot: u64) -> ValueBuilder {
-        self.0.extend_from_slice(&slot.to_be_bytes());
+        put_slot(&mut self.0, slot);
         self
     }
 
-    /// `T I value` without an ID: the whole key in a unique index, a prefix in the others.
+    /// The whole key in a unique index, a prefix in the others.
     pub fn bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// The entry of a unique index.
-    pub fn unique(self) -> IndexKey {
-        IndexKey {
-            value_end: self.0.len() as u32,
-            plain: self.0.into(),
-        }
-    }
-
-    /// The entry of one object in any other index.
-    pub fn with_id(mut self, id: &str) -> IndexKey {
-        let value_end = self.0.len() as u32;
+    /// The plain key of one object in an index that is not unique.
+    pub fn with_id(mut self, id: &str) -> Key {
         self.0.extend_from_slice(id.as_bytes());
-        IndexKey {
-            plain: self.0.into(),
-            value_end,
-        }
+        self.0.into()
     }
 }
 
+/// Writes a whole text as part of a value.
+pub fn put_text(value: &mut Vec<u8>, text: &str) {
+    escape(text.as_bytes(), value);
+    value.extend_from_slice(&[ESCAPE, END]);
+}
+
+/// Writes an enum number. They are not negative; if one is, it sorts behind the others.
+pub fn put_number(value: &mut Vec<u8>, number: i32) {
+    value.extend_from_slice(&number.to_be_bytes());
+}
+
+pub fn put_slot(value: &mut Vec<u8>, slot: u64) {
+    value.extend_from_slice(&slot.to_be_bytes());
+}
+
 fn escape(text: &[u8], out: &mut Vec<u8>) {
-    for &byte in text {
-        out.push(byte);
-        if byte == ESCAPE {
-            out.push(ESCAPED_ZERO);
+    for (number, part) in text.split(|byte| *byte == ESCAPE).enumerate() {
+        if number > 0 {
+            out.extend_from_slice(&[ESCAPE, ESCAPED_ZERO]);
         }
+        out.extend_from_slice(part);
     }
 }
 
@@ -324,40 +399,59 @@ mod tests {
         IndexHasher::new(&[7; IndexHasher::KEY_BYTES])
     }
 
+    fn key(table: Table, index: Index, text: &str, id: Option<&str>) -> IndexKey {
+        let mut list = KeyList::default();
+        list.add(table, index, id, |value| put_text(value, text));
+        list.iter().next().unwrap().to_owned()
+    }
+
     fn name(text: &str, id: &str) -> IndexKey {
-        ValueBuilder::new(Table::Node, Index::Name)
-            .text(text)
-            .with_id(id)
+        key(Table::Node, Index::Name, text, Some(id))
     }
 
     #[test]
     fn what_a_person_wrote_is_not_in_the_disk_form() {
-        let key = name("secret-host", "id1");
-        let disk = key.disk(&hasher());
+        let disk = name("secret-host", "id1").as_ref().disk(&hasher());
         assert_eq!(disk.len(), 2 + 16 + 3);
         assert!(disk.ends_with(b"id1"));
         assert!(!disk.windows(6).any(|w| w == b"secret"));
 
         let id = "0123456789abcdefghijklmno";
         let reference = |target: &str| {
-            ValueBuilder::new(Table::Service, Index::Network)
-                .text(target)
-                .with_id("s")
-                .disk(&hasher())
+            let key = key(Table::Service, Index::Network, target, Some("s"));
+            key.as_ref().disk(&hasher())
         };
         assert!(reference(id).windows(25).any(|w| w == id.as_bytes()));
         assert_eq!(reference("my-network").len(), 2 + 1 + 16 + 1);
+        for target in [id, "my-network"] {
+            assert_eq!(
+                reference(target).len(),
+                2 + reference_bytes(&reference(target)[2..]) + 1
+            );
+        }
     }
 
     #[test]
     fn equal_values_of_different_tables_hash_differently() {
-        let of = |table| {
-            ValueBuilder::new(table, Index::Name)
-                .text("a")
-                .unique()
-                .disk(&hasher())
-        };
+        let of = |table| key(table, Index::Name, "a", None).as_ref().disk(&hasher());
         assert_ne!(of(Table::Secret)[2..], of(Table::Config)[2..]);
+    }
+
+    #[test]
+    fn lists_are_sorted_and_hold_each_entry_once() {
+        let mut list = KeyList::default();
+        for text in ["b", "a", "b", "ab"] {
+            list.add(Table::Task, Index::Node, Some("t"), |value| {
+                put_text(value, text)
+            });
+        }
+        list.sort();
+        let texts: Vec<_> = list
+            .iter()
+            .map(|key| take_text(&key.plain[2..]).unwrap().0)
+            .collect();
+        assert_eq!(texts, ["a", "ab", "b"]);
+        assert!(list.iter().all(|key| !key.is_unique()));
     }
 
     #[test]

@@ -9,7 +9,10 @@
 
 pub mod apply;
 mod batch;
+mod cache;
+pub mod check;
 pub mod codec;
+pub mod digest;
 pub mod engine;
 pub mod engines;
 pub mod error;
@@ -23,6 +26,7 @@ pub mod object;
 mod overlay;
 pub mod proposer;
 mod read;
+mod records;
 pub mod request;
 mod rows;
 pub mod seal;
@@ -43,4 +47,4 @@ pub use events::{Change, EventBatch, Interest, RecvError, Subscription};
 pub use membership::Membership;
 pub use object::{Action, AnyObject, StoreObject, Table};
 pub use proposer::{Position, Proposal, ProposeError, Proposer};
-pub use store::{Batch, By, ReadTx, Store, Tx};
+pub use store::{Batch, By, ReadTx, Store, StoreOptions, Tx};

@@ -86,6 +86,12 @@ impl Overlay {
         }
     }
 
+    pub fn apply_all(&mut self, changes: &[TxChange], writer: u64) {
+        for change in changes {
+            self.apply(change, writer);
+        }
+    }
+
     /// Takes out what `writer` changed last.
     pub fn prune(&mut self, changes: &[TxChange], writer: u64) {
         for change in changes {
@@ -100,23 +106,6 @@ impl Overlay {
                 let last = self.index.get(&key.plain);
                 if last.is_some_and(|entry| entry.writer == writer) {
                     self.index.remove(&key.plain);
-                }
-            }
-        }
-    }
-
-    /// Takes out what `writer` changed and puts back what stood there in `before`, as far as its writer
-    /// is still waiting (`oldest` or later).
-    pub fn revert(&mut self, changes: &[TxChange], writer: u64, before: &Overlay, oldest: u64) {
-        self.prune(changes, writer);
-        for change in changes {
-            if let Some(row) = before.rows.get(&change.row).filter(|r| r.writer >= oldest) {
-                self.rows.insert(change.row.clone(), row.clone());
-            }
-            for (key, _) in &change.index {
-                let entry = before.index.get(&key.plain);
-                if let Some(entry) = entry.filter(|entry| entry.writer >= oldest) {
-                    self.index.insert(key.plain.clone(), entry.clone());
                 }
             }
         }

@@ -3,14 +3,15 @@
 //! All selectors are answered here, for views (no overlay) and for transactions alike. Results come in
 //! ascending order of the scanned index key, ties by ID.
 
+use super::cache::ObjectCache;
+use super::digest::TaskDigest;
 use super::engine::View;
 use super::keys::{self, Id, Index, Key, ValueBuilder};
 use super::object::{AnyObject, StoreObject, Table};
-use super::overlay::Overlay;
-use super::rows;
+use super::overlay::{IndexState, Overlay};
 use super::summary::Summary;
 use super::tables::{self, NameRule, check_selector};
-use super::{By, StoreError};
+use super::{By, StoreError, records, rows};
 use crate::api::naming::lower;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -23,14 +24,30 @@ pub struct State {
     pub applied: u64,
     pub applied_term: u64,
     pub summary: Summary,
+    pub cache: Arc<ObjectCache>,
 }
 
 impl State {
-    fn get(&self, table: Table, id: &str) -> Result<Option<AnyObject>, StoreError> {
-        match rows::read(&self.view, table, id)? {
-            Some(row) => Ok(Some(row.decode(table, id)?)),
+    fn get(&self, key: &[u8]) -> Result<Option<AnyObject>, StoreError> {
+        if let Some(object) = self.cache.get(key, self.applied) {
+            return Ok(Some(object));
+        }
+        match self.view.get(rows::family_of_row(key), key)? {
+            Some(sealed) => self.open(key, &sealed, true).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// Opens a row that the cache does not hold, and keeps it there if asked to.
+    fn open(&self, key: &[u8], sealed: &[u8], keep: bool) -> Result<AnyObject, StoreError> {
+        let row = rows::open(self.view.db(), key, sealed)?;
+        let object = row.decode(key)?;
+        if keep {
+            let bytes = row.payload.len();
+            self.cache
+                .keep(key, &object, bytes, row.index, self.applied);
+        }
+        Ok(object)
     }
 
     /// The rest of every index key behind a plain `T I value` prefix, in order.
@@ -47,18 +64,19 @@ impl State {
 /// A state seen through the changes of transactions that are not in it.
 pub struct Reader<'a> {
     pub state: &'a State,
-    pub overlay: &'a Overlay,
+    /// From the oldest to the newest: a later one hides what an earlier one says.
+    pub overlays: [&'a Overlay; 2],
 }
 
 impl Reader<'_> {
     pub fn get(&self, table: Table, id: &str) -> Result<Option<AnyObject>, StoreError> {
-        if !self.overlay.rows.is_empty() {
-            let key = keys::row(table, id);
-            if let Some(row) = self.overlay.rows.get(key.as_slice()) {
+        let key = keys::row(table, id);
+        for overlay in self.overlays.iter().rev() {
+            if let Some(row) = overlay.rows.get(key.as_slice()) {
                 return Ok(row.stored.as_ref().map(|stored| stored.object.clone()));
             }
         }
-        self.state.get(table, id)
+        self.state.get(&key)
     }
 
     pub fn get_as<T: StoreObject>(&self, id: &str) -> Result<Option<Arc<T>>, StoreError> {
@@ -106,16 +124,37 @@ impl Reader<'_> {
     /// Number of matching objects.
     pub fn count(&self, table: Table, by: &By) -> Result<usize, StoreError> {
         check_selector(table, by)?;
-        if matches!(by, By::All) && self.overlay.is_empty() {
+        if matches!(by, By::All) && self.overlays.iter().all(|overlay| overlay.is_empty()) {
             return Ok(self.state.summary.count(table) as usize);
         }
         Ok(self.ids(table, by)?.len())
     }
 
+    /// ID and digest of the matching tasks. Not for transactions: digests are those of the state.
+    pub fn task_digests(&self, by: &By) -> Result<Vec<(Id, TaskDigest)>, StoreError> {
+        check_selector(Table::Task, by)?;
+        let mut found = Vec::new();
+        if matches!(by, By::All) {
+            records::each_digest(&self.state.view, |id, digest| {
+                found.push((Id::from(id), digest));
+                Ok(())
+            })?;
+            return Ok(found);
+        }
+        for id in self.ids(Table::Task, by)? {
+            if let Some(digest) = records::digest(&self.state.view, &id)? {
+                found.push((id, digest));
+            }
+        }
+        Ok(found)
+    }
+
     /// The owner of a unique value, given as plain `T I value`.
     pub fn unique_owner(&self, value: &[u8]) -> Result<Option<Id>, StoreError> {
-        if let Some(entry) = self.overlay.index.get(value) {
-            return Ok(entry.owner.clone());
+        for overlay in self.overlays.iter().rev() {
+            if let Some(entry) = overlay.index.get(value) {
+                return Ok(entry.owner.clone());
+            }
         }
         Ok(rows::unique_owner(&self.state.view, value)?.map(Id::from))
     }
@@ -191,7 +230,7 @@ impl Reader<'_> {
     /// IDs behind the plain `T I value`, where `skip` more bytes stand in front of each ID.
     fn exact(&self, value: Vec<u8>, skip: usize) -> Result<Vec<Id>, StoreError> {
         let stored = self.state.suffixes(&value)?;
-        let mut changed = self.overlay.index_from(&value).peekable();
+        let mut changed = self.changed_index(&value).peekable();
         if changed.peek().is_none() {
             return stored
                 .iter()
@@ -218,13 +257,22 @@ impl Reader<'_> {
         for (key, owner) in self.state.summary.prefix(prefix) {
             entries.insert(key.clone(), owner.clone());
         }
-        for (key, entry) in self.overlay.index_from(prefix) {
+        for (key, entry) in self.changed_index(prefix) {
             match &entry.owner {
                 Some(owner) => entries.insert(key.clone(), owner.clone()),
                 None => entries.remove(key),
             };
         }
         entries.into_values().collect()
+    }
+
+    /// Changed entries whose plain key begins with `prefix`; a later one replaces an earlier one.
+    fn changed_index<'s>(
+        &'s self,
+        prefix: &[u8],
+    ) -> impl Iterator<Item = (&'s Key, &'s IndexState)> {
+        let [below, above] = self.overlays;
+        below.index_from(prefix).chain(above.index_from(prefix))
     }
 
     /// Name entries of the stored tasks that are called after their service and match a prefix.
@@ -234,13 +282,13 @@ impl Reader<'_> {
             let value = ValueBuilder::new(Table::Task, Index::ServiceSlot).text(&service);
             for suffix in self.state.suffixes(&value.bytes())? {
                 let id = suffix_id(&suffix, 8)?;
-                let Some(object) = self.state.get(Table::Task, &id)? else {
+                let Some(object) = self.state.get(&keys::row(Table::Task, &id))? else {
                     continue;
                 };
                 let name = object.lower_name().unwrap_or_default();
                 if name.starts_with(prefix) {
                     let key = ValueBuilder::new(Table::Task, Index::Name).text(&name);
-                    entries.insert(key.with_id(&id).plain, id);
+                    entries.insert(key.with_id(&id), id);
                 }
             }
         }
@@ -264,13 +312,14 @@ impl Reader<'_> {
         id_prefix: &str,
         mut f: impl FnMut(AnyObject) -> Result<ControlFlow<()>, StoreError>,
     ) -> Result<(), StoreError> {
-        let db = self.state.view.db();
+        // Walking over all tasks must not push out what is in use.
+        let keep = table != Table::Task;
         self.merge_rows(table, id_prefix, |key, row| match row {
             Merged::Changed(object) => f(object.clone()),
-            Merged::Stored(sealed) => {
-                let id = rows::id_of(&key[1..])?;
-                f(rows::open(db, key, sealed)?.decode(table, id)?)
-            }
+            Merged::Stored(sealed) => match self.state.cache.get(key, self.state.applied) {
+                Some(object) => f(object),
+                None => f(self.state.open(key, sealed, keep)?),
+            },
         })
     }
 
@@ -282,7 +331,12 @@ impl Reader<'_> {
         mut f: impl FnMut(&[u8], Merged<'_>) -> Result<ControlFlow<()>, StoreError>,
     ) -> Result<(), StoreError> {
         let prefix = keys::row(table, id_prefix);
-        let mut changed = self.overlay.rows_from(&prefix).peekable();
+        // Not many: what is proposed and not yet applied.
+        let mut changed = BTreeMap::new();
+        for overlay in self.overlays {
+            changed.extend(overlay.rows_from(&prefix));
+        }
+        let mut changed = changed.into_iter().peekable();
         let mut stored = self
             .state
             .view

@@ -18,24 +18,33 @@ const HEADER_BYTES: usize = 12;
 /// The opened payload of a row.
 pub struct OpenRow {
     /// The entry that wrote it.
-    #[allow(dead_code)]
     pub index: u64,
     /// The object's protobuf bytes.
     pub payload: Vec<u8>,
 }
 
 impl OpenRow {
-    pub fn decode(&self, table: Table, id: &str) -> Result<AnyObject, StoreError> {
-        AnyObject::decode(table, &self.payload).map_err(|error| {
+    /// Decodes the object of the row with this key.
+    pub fn decode(&self, key: &[u8]) -> Result<AnyObject, StoreError> {
+        let undecodable = |reason: String| {
             StoreError::Disk(format!(
-                "the {} {id} cannot be decoded: {error}; {ADVICE}",
-                table.name()
+                "cannot decode {}: {reason}; {ADVICE}",
+                describe(key)
             ))
-        })
+        };
+        let table = table_of(key).ok_or_else(|| undecodable("unknown table".into()))?;
+        AnyObject::decode(table, &self.payload).map_err(|error| undecodable(error.to_string()))
     }
 }
 
-const ADVICE: &str =
+/// The table that a row or index key belongs to.
+pub fn table_of(key: &[u8]) -> Option<Table> {
+    let number = key.first()?;
+    Table::ALL.into_iter().find(|table| *table as u8 == *number)
+}
+
+/// What to do about a damaged record.
+pub const ADVICE: &str =
     "check the state directory with `swarm-db verify`, then restore a backup or join again";
 
 /// The family that holds the rows of a table.
@@ -101,15 +110,6 @@ pub fn open(db: &Db, key: &[u8], sealed: &[u8]) -> Result<OpenRow, StoreError> {
     })
 }
 
-/// Reads and opens one row.
-pub fn read(view: &View, table: Table, id: &str) -> Result<Option<OpenRow>, StoreError> {
-    let key = keys::row(table, id);
-    match view.get(family_of(table), &key)? {
-        Some(sealed) => Ok(Some(open(view.db(), &key, &sealed)?)),
-        None => Ok(None),
-    }
-}
-
 /// Calls `f` with the rest of every index key behind a plain `T I value` prefix, in order.
 pub fn each_suffix(
     view: &View,
@@ -143,9 +143,7 @@ pub fn id_of(bytes: &[u8]) -> Result<&str, StoreError> {
 
 /// A row key for messages.
 fn describe(key: &[u8]) -> String {
-    let table = key
-        .first()
-        .and_then(|number| Table::ALL.into_iter().find(|table| *table as u8 == *number));
+    let table = table_of(key);
     let id = String::from_utf8_lossy(key.get(1..).unwrap_or_default());
     match table {
         Some(table) => format!("the row of {} {id}", table.name()),

@@ -6,9 +6,13 @@
 
 use super::StoreError;
 use super::apply::ApplyErrors;
+use super::cache::ObjectCache;
+use super::check::{self, Report};
+use super::digest::{TaskCounts, TaskDigest};
 use super::engine::Db;
 use super::events::{Interest, Registry, Subscription};
 use super::head::{Head, Writer};
+use super::keys::Id;
 use super::membership::Membership;
 use super::object::{StoreObject, Table};
 use super::overlay::Overlay;
@@ -66,6 +70,22 @@ pub enum By {
     Driver(String),
 }
 
+/// Ceilings of the store's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Decoded objects that are kept for reading, estimated.
+    pub object_cache_bytes: usize,
+}
+
+impl Default for StoreOptions {
+    /// Settled S2.
+    fn default() -> StoreOptions {
+        StoreOptions {
+            object_cache_bytes: 128 << 20,
+        }
+    }
+}
+
 /// The store of one manager. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -81,6 +101,7 @@ pub(super) struct Inner {
     pub writer: tokio::sync::Mutex<Writer>,
     /// Wakes the writer that waits for room among the pending transactions.
     pub room: Notify,
+    pub cache: Arc<ObjectCache>,
     pub proposer: RwLock<Option<Arc<dyn Proposer>>>,
     pub events: Arc<Registry>,
     /// Held while entries are applied.
@@ -96,6 +117,7 @@ pub(super) struct Inner {
 /// A consistent, immutable view.
 pub struct ReadTx {
     state: Arc<State>,
+    /// Empty: a view shows what is committed.
     overlay: Overlay,
 }
 
@@ -110,7 +132,7 @@ impl ReadTx {
     fn reader(&self) -> Reader<'_> {
         Reader {
             state: &self.state,
-            overlay: &self.overlay,
+            overlays: [&self.overlay; 2],
         }
     }
 
@@ -143,6 +165,21 @@ impl ReadTx {
         self.reader().count(T::TABLE, &by)
     }
 
+    /// ID and digest of the matching tasks, without reading the tasks themselves.
+    pub fn task_digests(&self, by: By) -> Result<Vec<(Id, TaskDigest)>, StoreError> {
+        self.reader().task_digests(&by)
+    }
+
+    /// Numbers of a service's tasks by state, from counters.
+    pub fn tasks_of_service(&self, service_id: &str) -> TaskCounts {
+        self.state.summary.tasks_of(service_id)
+    }
+
+    /// Numbers of all tasks by state, from counters.
+    pub fn task_totals(&self) -> &TaskCounts {
+        self.state.summary.task_totals()
+    }
+
     /// The entry index this view shows.
     pub fn applied(&self) -> u64 {
         self.state.applied
@@ -150,8 +187,14 @@ impl ReadTx {
 }
 
 impl Store {
-    /// The store in an open database.
+    /// The store in an open database, with the usual ceilings.
     pub fn open(db: Arc<Db>) -> Result<Store, StoreError> {
+        Store::open_with(db, &StoreOptions::default())
+    }
+
+    /// The store in an open database. Reads names and counts, but no objects.
+    pub fn open_with(db: Arc<Db>, options: &StoreOptions) -> Result<Store, StoreError> {
+        let cache = Arc::new(ObjectCache::new(options.object_cache_bytes));
         let view = db.view();
         let applied = db.applied()?;
         let membership = rows::read_membership(&view)?;
@@ -161,6 +204,7 @@ impl Store {
             applied: applied.index,
             applied_term: applied.term,
             summary,
+            cache: cache.clone(),
         };
         Ok(Store {
             inner: Arc::new(Inner {
@@ -168,6 +212,7 @@ impl Store {
                 head: Mutex::new(Head::new()),
                 writer: tokio::sync::Mutex::default(),
                 room: Notify::new(),
+                cache,
                 proposer: RwLock::new(None),
                 events: Registry::new(),
                 applier: Mutex::new(()),
@@ -225,9 +270,22 @@ impl Store {
         (f(&view), subscription)
     }
 
+    /// Recounts all indexes and records of the present state from its objects; see [`check`]. Takes long
+    /// with many objects: call it from a blocking context.
+    ///
+    /// [`check`]: super::check
+    pub fn check(&self) -> Result<Report, StoreError> {
+        check::check(&self.inner.state.load_full().view)
+    }
+
     /// Number of objects of a table, from a counter.
     pub fn len(&self, table: Table) -> u64 {
         self.inner.state.load().summary.count(table)
+    }
+
+    /// Number and estimated bytes of the decoded objects that are kept for reading.
+    pub fn cached_objects(&self) -> (usize, usize) {
+        self.inner.cache.usage()
     }
 
     /// Index of the last applied entry.

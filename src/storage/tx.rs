@@ -7,7 +7,7 @@
 //! (spec 04 sections 5 and 9: every manager must accept or discard exactly the same entries).
 
 use super::events::Change;
-use super::keys::{Id, Index, IndexKey, Key, ValueBuilder};
+use super::keys::{Id, Index, IndexKey, Key, KeyList, KeyRef, ValueBuilder};
 use super::object::{Action, AnyObject, StoreObject, Table};
 use super::overlay::{Overlay, TxChange};
 use super::read::{Reader, State};
@@ -32,13 +32,17 @@ pub(super) enum Mode {
     Apply,
 }
 
+/// Writer number of a transaction's own overlay, which nobody else sees.
+const OWN: u64 = 0;
+
 /// A write transaction. Reads see its own writes and those of all transactions before it.
 pub struct Tx {
     state: Arc<State>,
-    overlay: Overlay,
+    /// What transactions before this one changed.
+    below: Overlay,
+    /// What this one changed.
+    own: Overlay,
     mode: Mode,
-    /// Identifies this transaction in the overlay.
-    writer: u64,
     changes: Vec<TxChange>,
     /// Encoded size of the request so far.
     bytes: usize,
@@ -46,18 +50,18 @@ pub struct Tx {
 
 /// What a transaction looked like before a call.
 pub(super) struct Savepoint {
-    pub overlay: Overlay,
+    own: Overlay,
     pub changes: usize,
     pub bytes: usize,
 }
 
 impl Tx {
-    pub(super) fn new(state: Arc<State>, overlay: Overlay, mode: Mode, writer: u64) -> Tx {
+    pub(super) fn new(state: Arc<State>, below: Overlay, mode: Mode) -> Tx {
         Tx {
             state,
-            overlay,
+            below,
+            own: Overlay::default(),
             mode,
-            writer,
             changes: Vec::new(),
             bytes: REQUEST_ID_BYTES,
         }
@@ -262,12 +266,14 @@ impl Tx {
         old: Option<AnyObject>,
     ) -> Result<(), StoreError> {
         let table = object.table();
-        let before = old.as_ref().map_or(Ok(Vec::new()), AnyObject::index_keys)?;
+        let before = old
+            .as_ref()
+            .map_or(Ok(KeyList::default()), AnyObject::index_keys)?;
         let after = match action {
-            Action::Remove => Vec::new(),
+            Action::Remove => KeyList::default(),
             _ => object.index_keys()?,
         };
-        let index = index_changes(table, object.id(), &before, after);
+        let index = index_changes(&object, &before, &after);
         let bytes = request::change_bytes(table, payload.len());
         let change = TxChange {
             row: keys::row(table, object.id()).into(),
@@ -279,7 +285,7 @@ impl Tx {
             payload,
             index,
         };
-        self.overlay.apply(&change, self.writer);
+        self.own.apply(&change, OWN);
         self.changes.push(change);
         self.bytes += bytes;
         Ok(())
@@ -288,20 +294,20 @@ impl Tx {
     fn reader(&self) -> Reader<'_> {
         Reader {
             state: &self.state,
-            overlay: &self.overlay,
+            overlays: [&self.below, &self.own],
         }
     }
 
     pub(super) fn savepoint(&self) -> Savepoint {
         Savepoint {
-            overlay: self.overlay.clone(),
+            own: self.own.clone(),
             changes: self.changes.len(),
             bytes: self.bytes,
         }
     }
 
     pub(super) fn roll_back(&mut self, to: Savepoint) {
-        self.overlay = to.overlay;
+        self.own = to.own;
         self.changes.truncate(to.changes);
         self.bytes = to.bytes;
     }
@@ -319,30 +325,24 @@ impl Tx {
         self.changes
     }
 
-    pub(super) fn into_overlay(self) -> Overlay {
-        self.overlay
-    }
-
-    /// Cuts off what was written since `at` as a transaction of its own, with the given writer number.
-    /// Both parts have the same stamp, so they may not touch the same object: then nothing is done.
-    pub(super) fn split_off(&mut self, at: &Savepoint, writer: u64) -> Option<Tx> {
+    /// Cuts off what was written since `at`, as the changes of another transaction. Both have the same
+    /// stamp, so they may not touch the same object: then nothing is done.
+    pub(super) fn split_off(&mut self, at: &Savepoint) -> Option<Tx> {
         let (first, second) = self.changes.split_at(at.changes);
         let touched: HashSet<&Key> = first.iter().map(|change| &change.row).collect();
         if second.iter().any(|change| touched.contains(&change.row)) {
             return None;
         }
-        let changes = self.changes.split_off(at.changes);
-        let bytes = self.bytes - at.bytes + REQUEST_ID_BYTES;
-        let overlay = std::mem::replace(&mut self.overlay, at.overlay.clone());
-        self.bytes = at.bytes;
-        Some(Tx {
+        let rest = Tx {
             state: self.state.clone(),
-            overlay,
+            below: self.below.clone(),
+            own: std::mem::replace(&mut self.own, at.own.clone()),
             mode: self.mode.clone(),
-            writer,
-            changes,
-            bytes,
-        })
+            changes: self.changes.split_off(at.changes),
+            bytes: self.bytes - at.bytes + REQUEST_ID_BYTES,
+        };
+        self.bytes = at.bytes;
+        Some(rest)
     }
 }
 
@@ -401,28 +401,31 @@ fn version_of(meta: Option<&Meta>) -> u64 {
         .map_or(0, |version| version.index)
 }
 
-/// The index entries to remove and to put when an object's entries (sorted) change.
+/// The index entries to remove and to put when those of an object change from `before` to `after`.
 fn index_changes(
-    table: Table,
-    id: &str,
-    before: &[IndexKey],
-    after: Vec<IndexKey>,
+    object: &AnyObject,
+    before: &KeyList,
+    after: &KeyList,
 ) -> Vec<(IndexKey, Option<Id>)> {
     let mut changes = Vec::new();
-    for key in before {
-        if after.binary_search(key).is_err() {
-            changes.push((key.clone(), None));
-        }
-    }
     let mut owner = None;
-    for key in after {
+    let mut put = |key: KeyRef<'_>, changes: &mut Vec<_>| {
+        let owner = owner.get_or_insert_with(|| Id::from(object.id()));
+        changes.push((key.to_owned(), Some(owner.clone())));
+    };
+    let mut before = before.iter().peekable();
+    for key in after.iter() {
+        while let Some(gone) = before.next_if(|old| *old < key) {
+            changes.push((gone.to_owned(), None));
+        }
+        let unchanged = before.next_if(|old| *old == key).is_some();
         // An update claims its unique name anew, as the peer does. It matters to resources only, whose
         // names are not checked on update, so that two may come to share one.
-        let reclaimed = table == Table::Resource && key.is_unique();
-        if reclaimed || before.binary_search(&key).is_err() {
-            let owner = owner.get_or_insert_with(|| Id::from(id));
-            changes.push((key, Some(owner.clone())));
+        let reclaimed = object.table() == Table::Resource && key.is_unique();
+        if !unchanged || reclaimed {
+            put(key, &mut changes);
         }
     }
+    changes.extend(before.map(|gone| (gone.to_owned(), None)));
     changes
 }

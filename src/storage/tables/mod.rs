@@ -16,7 +16,7 @@ mod volume;
 
 pub use task::service_name;
 
-use super::keys::{Index, IndexKey, ValueBuilder};
+use super::keys::{self, Index, KeyList};
 use super::object::{AnyObject, StoreObject, Table};
 use super::{By, StoreError};
 use crate::api::naming::lower;
@@ -53,55 +53,61 @@ pub trait Schema {
     fn answers(by: &By) -> bool;
 }
 
-/// All index entries of an object, sorted, each once.
-fn index_keys<T: StoreObject>(object: &T) -> Result<Vec<IndexKey>, StoreError> {
-    let mut keys = KeySink {
+/// Index entries that an object usually has.
+const KEYS_USUAL: usize = 12;
+
+/// All index entries of an object.
+fn index_keys<T: StoreObject>(object: &T) -> Result<KeyList, StoreError> {
+    let mut sink = KeySink {
         table: T::TABLE,
         id: object.id(),
-        keys: Vec::with_capacity(12),
+        keys: KeyList::with_room(KEYS_USUAL),
     };
     if let Some(name) = object.name() {
-        let value = ValueBuilder::new(T::TABLE, Index::Name).text(&lower(&name));
-        keys.keys.push(match T::NAMES {
-            NameRule::Unique => value.unique(),
-            NameRule::Shared => value.with_id(object.id()),
+        let id = match T::NAMES {
+            NameRule::Unique => None,
+            NameRule::Shared => Some(object.id()),
+        };
+        sink.keys.add(T::TABLE, Index::Name, id, |value| {
+            keys::put_text(value, &lower(&name));
         });
     }
     for entry in object.annotations().iter().flat_map(|a| &a.indices) {
-        let value = ValueBuilder::new(T::TABLE, Index::Custom)
-            .text(&entry.key)
-            .text(&entry.val);
-        keys.keys.push(value.with_id(object.id()));
+        sink.add(Index::Custom, |value| {
+            keys::put_text(value, &entry.key);
+            keys::put_text(value, &entry.val);
+        });
     }
-    object.own_keys(&mut keys)?;
-    keys.keys.sort_unstable();
-    keys.keys.dedup();
-    Ok(keys.keys)
+    object.own_keys(&mut sink)?;
+    sink.keys.sort();
+    Ok(sink.keys)
 }
 
 /// Collects the index entries of one object.
 pub struct KeySink<'a> {
     table: Table,
     id: &'a str,
-    keys: Vec<IndexKey>,
+    keys: KeyList,
 }
 
 impl KeySink<'_> {
+    fn add(&mut self, index: Index, value: impl FnOnce(&mut Vec<u8>)) {
+        self.keys.add(self.table, index, Some(self.id), value);
+    }
+
     pub fn text(&mut self, index: Index, text: &str) {
-        let value = ValueBuilder::new(self.table, index).text(text);
-        self.keys.push(value.with_id(self.id));
+        self.add(index, |value| keys::put_text(value, text));
     }
 
     pub fn number(&mut self, index: Index, number: i32) {
-        let value = ValueBuilder::new(self.table, index).number(number);
-        self.keys.push(value.with_id(self.id));
+        self.add(index, |value| keys::put_number(value, number));
     }
 
     pub fn service_slot(&mut self, service_id: &str, slot: u64) {
-        let value = ValueBuilder::new(self.table, Index::ServiceSlot)
-            .text(service_id)
-            .slot(slot);
-        self.keys.push(value.with_id(self.id));
+        self.add(Index::ServiceSlot, |value| {
+            keys::put_text(value, service_id);
+            keys::put_slot(value, slot);
+        });
     }
 
     /// Runtime, secrets and configs of a task template.
@@ -192,7 +198,7 @@ macro_rules! with_table {
 
 impl AnyObject {
     /// All index entries of this object.
-    pub fn index_keys(&self) -> Result<Vec<IndexKey>, StoreError> {
+    pub fn index_keys(&self) -> Result<KeyList, StoreError> {
         with_object!(self, object => index_keys(object.as_ref()))
     }
 
