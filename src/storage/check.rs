@@ -8,11 +8,11 @@
 //! The check only reads. It works on a running store's view and on a database opened read-only.
 
 use super::StoreError;
-use super::digest::{ServiceTasks, TableCounts, TaskDigest};
+use super::digest::{ServiceTasks, TableCounts};
 use super::engine::{Family, View};
-use super::keys::{Index, Key};
+use super::keys::Index;
 use super::object::{AnyObject, Table};
-use super::{codec, records, rows, summary};
+use super::{records, rows, summary};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -227,8 +227,11 @@ fn read_entries<'a>(
             } else if records::is_names(key) {
                 // An unreadable record differs from any readable one.
                 let names = records::open_names(view.db(), key, value);
-                side.tally
-                    .add(family, key, &flat(&names.unwrap_or_default()));
+                side.tally.add(
+                    family,
+                    key,
+                    &records::encode_names(&names.unwrap_or_default()),
+                );
             } else {
                 side.tally.add(family, key, value);
             }
@@ -282,24 +285,18 @@ fn derived(
     }
     let names = summary::prefix_keys(object);
     if !names.is_empty() {
-        entries.push((Family::Idx, records::names_key(row), flat(&names)));
+        entries.push((
+            Family::Idx,
+            records::names_key(row),
+            records::encode_names(&names),
+        ));
     }
-    if let AnyObject::Task(task) = object {
-        let digest = codec::encode(&TaskDigest::of(task))
-            .map_err(|error| StoreError::Disk(error.to_string()))?;
+    if let AnyObject::Task(task) = object
+        && let Some(digest) = records::encode_digest(task)
+    {
         entries.push((Family::Idx, records::digest_key(row), digest));
     }
     Ok(entries)
-}
-
-/// A list of keys as one value.
-fn flat(names: &[Key]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for name in names {
-        bytes.extend_from_slice(&(name.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(name);
-    }
-    bytes
 }
 
 fn compare_counts(expected: &Side<'_>, actual: &Side<'_>, report: &mut Report) {

@@ -7,12 +7,15 @@
 //! same batch, and a check recounts them.
 
 use super::codec::Record;
+use super::object::Table;
 use crate::api::types::{Task, TaskState};
 use serde::{Deserialize, Serialize};
 
 /// Names kept per service; one that was renamed more often while its tasks stayed is simply a candidate
 /// for every name.
 pub const SERVICE_NAMES_MAX: usize = 32;
+/// A longer name is not kept, with the same effect; people may use 63 characters.
+pub const SERVICE_NAME_BYTES_MAX: usize = 1024;
 
 /// What most questions about a task need.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +131,7 @@ pub struct ServiceTasks {
     /// Lower-cased service names that tasks of this service are called after; perhaps more than are
     /// still in use.
     pub names: Vec<String>,
-    /// There were more than [`SERVICE_NAMES_MAX`] names: any name may occur.
+    /// There were more than [`SERVICE_NAMES_MAX`] names, or one of unusual length: any name may occur.
     pub any_name: bool,
 }
 
@@ -146,6 +149,13 @@ impl Record for TableCounts {
     const KIND: &'static str = "table counts";
     const VERSION: u8 = 1;
     const BYTES_MAX: usize = 128;
+}
+
+impl TableCounts {
+    /// Number of objects in a table.
+    pub fn of(&self, table: Table) -> u64 {
+        self.0[table as usize - 1]
+    }
 }
 
 /// Entries that were committed but discarded, by index; the newest few.

@@ -11,7 +11,7 @@ use super::log::scan::{self, Queue};
 use super::log::{LogPosition, Overlay, RaftLog};
 use super::seal::DekRing;
 use super::state_dir::StateDir;
-use super::{AnyObject, StoreError, Table, rows};
+use super::{AnyObject, StoreError, Table, check, rows};
 use crate::api::types::{NodeRole, TaskState};
 use serde::Serialize;
 use std::fs;
@@ -230,6 +230,14 @@ impl Inspection {
             }
         }
         Ok(())
+    }
+
+    /// Recounts all indexes from the rows; an error if there is no database to look at.
+    pub fn check(&self) -> Result<check::Report, StoreError> {
+        match &self.engines.db {
+            Ok(db) => check::check(&db.view()),
+            Err(error) => Err(StoreError::Disk(error.to_string())),
+        }
     }
 
     /// Number of rows of a table, readable or not.

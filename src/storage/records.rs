@@ -16,7 +16,7 @@ use super::engine::{Changes, Db, Family, View};
 use super::keys::Key;
 use super::object::Table;
 use super::rows::{ADVICE, id_of};
-use serde::{Deserialize, Serialize};
+use crate::api::types::Task;
 
 const DIGEST: u8 = 0x80;
 const NAMES: u8 = 0x81;
@@ -26,7 +26,7 @@ const SERVICE_TASKS: u8 = 0x82;
 pub fn kind_name(kind: u8) -> &'static str {
     match kind {
         DIGEST => TaskDigest::KIND,
-        NAMES => Names::KIND,
+        NAMES => NAMES_KIND,
         SERVICE_TASKS => ServiceTasks::KIND,
         _ => "unknown record",
     }
@@ -48,15 +48,9 @@ pub fn is_service_tasks(key: &[u8]) -> bool {
 const META_COUNTS: &[u8] = b"counts";
 const META_DISCARDED: &[u8] = b"discarded";
 
-/// Plain keys of one object.
-#[derive(Serialize, Deserialize)]
-struct Names(Vec<Vec<u8>>);
-
-impl Record for Names {
-    const KIND: &'static str = "names";
-    const VERSION: u8 = 1;
-    const BYTES_MAX: usize = 1 << 20;
-}
+const NAMES_KIND: &str = "names";
+/// First byte of a record of names.
+const NAMES_FORMAT: u8 = 1;
 
 fn key(table: u8, kind: u8, id: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(2 + id.len());
@@ -88,10 +82,21 @@ fn put_sealed<R: Record>(
     key: &[u8],
     record: &R,
 ) -> Result<(), StoreError> {
+    let bytes = encode(key, record)?;
+    put_sealed_bytes(changes, db, key, &bytes, R::KIND)
+}
+
+fn put_sealed_bytes(
+    changes: &mut Changes<'_>,
+    db: &Db,
+    key: &[u8],
+    bytes: &[u8],
+    kind: &str,
+) -> Result<(), StoreError> {
     let sealed = db
         .sealer()
-        .seal(&[b"idx", key], &[], &encode(key, record)?)
-        .map_err(|error| failed("seal", R::KIND, key, error))?;
+        .seal(&[b"idx", key], &[], bytes)
+        .map_err(|error| failed("seal", kind, key, error))?;
     changes.put(Family::Idx, key, &sealed);
     Ok(())
 }
@@ -116,17 +121,18 @@ pub fn names_key(row: &[u8]) -> Vec<u8> {
 }
 
 /// Puts or removes the digest of the task with this row key.
-pub fn put_digest(
-    changes: &mut Changes<'_>,
-    row: &[u8],
-    digest: Option<&TaskDigest>,
-) -> Result<(), StoreError> {
+pub fn put_digest(changes: &mut Changes<'_>, row: &[u8], task: Option<&Task>) {
     let key = digest_key(row);
-    match digest {
-        Some(digest) => changes.put(Family::Idx, &key, &encode(&key, digest)?),
+    match task.and_then(encode_digest) {
+        Some(digest) => changes.put(Family::Idx, &key, &digest),
         None => changes.delete(Family::Idx, &key),
     }
-    Ok(())
+}
+
+/// The digest of a task. `None` for one whose service or node ID is no ID of any kind but longer than a
+/// digest may be: applying an entry may not fail because of what somebody wrote.
+pub fn encode_digest(task: &Task) -> Option<Vec<u8>> {
+    codec::encode(&TaskDigest::of(task)).ok()
 }
 
 /// The digest of a task.
@@ -160,8 +166,33 @@ pub fn put_names(
         changes.delete(Family::Idx, &key);
         return Ok(());
     }
-    let names = Names(names.iter().map(|name| name.to_vec()).collect());
-    put_sealed(changes, db, &key, &names)
+    let bytes = encode_names(names);
+    put_sealed_bytes(changes, db, &key, &bytes, NAMES_KIND)
+}
+
+/// The plain form of a record of names: a format byte, then each key behind its length as u32be. Not a
+/// codec record, because an object may have as many custom entries as fit into a request.
+pub fn encode_names(names: &[Key]) -> Vec<u8> {
+    let mut bytes = vec![NAMES_FORMAT];
+    for name in names {
+        bytes.extend_from_slice(&(name.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(name);
+    }
+    bytes
+}
+
+fn decode_names(bytes: &[u8]) -> Option<Vec<Key>> {
+    let (&NAMES_FORMAT, mut rest) = bytes.split_first()? else {
+        return None;
+    };
+    let mut names = Vec::new();
+    while !rest.is_empty() {
+        let (length, tail) = rest.split_first_chunk::<4>()?;
+        let (name, tail) = tail.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        names.push(Key::from(name));
+        rest = tail;
+    }
+    Some(names)
 }
 
 /// Calls `f` with the ID and the plain keys of every object of a table that has any.
@@ -177,8 +208,12 @@ pub fn each_names(
 
 /// Opens a record of names.
 pub fn open_names(db: &Db, key: &[u8], sealed: &[u8]) -> Result<Vec<Key>, StoreError> {
-    let Names(names) = open_sealed(db, key, sealed)?;
-    Ok(names.into_iter().map(Key::from).collect())
+    let opened = db
+        .sealer()
+        .open(&[b"idx", key], 0, sealed)
+        .map_err(|error| failed("open", NAMES_KIND, key, error))?;
+    decode_names(&opened.body)
+        .ok_or_else(|| failed("read", NAMES_KIND, key, "it is not a list of names"))
 }
 
 /// Opens the summary of a service's tasks.
@@ -243,4 +278,24 @@ pub fn put_discarded(changes: &mut Changes<'_>, discarded: &Discarded) -> Result
 /// The entries that were discarded.
 pub fn discarded(view: &View) -> Result<Discarded, StoreError> {
     Ok(view.record(META_DISCARDED)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_names_round_trip_and_broken_ones_are_refused() {
+        let names: Vec<Key> = vec![
+            Key::from(*b"a"),
+            Key::from(*b""),
+            Key::from(vec![7; 2 << 20]),
+        ];
+        let bytes = encode_names(&names);
+        assert_eq!(decode_names(&bytes), Some(names));
+        assert_eq!(decode_names(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(decode_names(&[NAMES_FORMAT, 0, 0, 0]), None);
+        assert_eq!(decode_names(&[9]), None);
+        assert_eq!(decode_names(&[]), None);
+    }
 }

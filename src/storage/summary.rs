@@ -10,7 +10,9 @@
 //! one per object that has names or custom entries, one per service that has tasks, one of counts.
 //! Opening a store reads those and no objects, so it does not take longer because there are many tasks.
 
-use super::digest::{SERVICE_NAMES_MAX, ServiceTasks, TableCounts, TaskCounts, TaskDigest};
+use super::digest::{
+    SERVICE_NAME_BYTES_MAX, SERVICE_NAMES_MAX, ServiceTasks, TableCounts, TaskCounts,
+};
 use super::engine::{Changes, Db, View};
 use super::keys::{Id, Index, Key, prefix_range};
 use super::object::{Action, AnyObject, Table};
@@ -256,8 +258,7 @@ impl Summary {
         }
         for (row, state) in overlay.rows_from(&[Table::Task as u8]) {
             let stored = state.stored.as_ref().map(|stored| &stored.object);
-            let digest = as_task(stored).map(TaskDigest::of);
-            records::put_digest(changes, row, digest.as_ref())?;
+            records::put_digest(changes, row, as_task(stored));
         }
         Ok(())
     }
@@ -288,7 +289,7 @@ pub(super) fn add_task(tasks: &mut ServiceTasks, task: &Task) {
     if tasks.any_name || tasks.names.contains(&name) {
         return;
     }
-    if tasks.names.len() < SERVICE_NAMES_MAX {
+    if tasks.names.len() < SERVICE_NAMES_MAX && name.len() <= SERVICE_NAME_BYTES_MAX {
         tasks.names.push(name);
     } else {
         tasks.any_name = true;

@@ -2,6 +2,7 @@
 //!
 //! Argument parsing and printing only. Nothing is ever changed in the directory that is looked at.
 
+mod check;
 mod inspect;
 mod keys;
 
@@ -12,8 +13,10 @@ const EXAMPLES: &str = "\
 Examples:
   swarm-db inspect /var/lib/swarmd
   swarm-db inspect /var/lib/swarmd --limit 0 --format json
+  swarm-db check /var/lib/swarmd
 
-Exit status: 0 if a manager would start, 2 if it would refuse, 1 if the directory cannot be read.";
+Exit status: 0 if a manager would start (check: if everything adds up), 2 if it would refuse (check: if
+something is wrong), 1 if the directory cannot be read.";
 
 #[derive(Parser)]
 #[command(name = "swarm-db", version, about = "Looks into the state directory of a stopped node", after_help = EXAMPLES)]
@@ -26,11 +29,16 @@ struct Cli {
 enum Command {
     /// What the directory holds, and whether a manager would start on it
     Inspect(inspect::Arguments),
+    /// Recounts all indexes from the objects and reports every difference
+    Check(check::Arguments),
 }
 
 fn main() -> ExitCode {
-    let Command::Inspect(arguments) = Cli::parse().command;
-    match inspect::run(&arguments) {
+    let outcome = match Cli::parse().command {
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(2),
         Err(error) => {

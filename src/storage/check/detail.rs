@@ -1,6 +1,6 @@
 //! Names the objects behind an index whose entries do not add up.
 
-use super::{FaultKind, Place, Report, derived, flat, place_of};
+use super::{FaultKind, Place, Report, derived, place_of};
 use crate::storage::StoreError;
 use crate::storage::engine::{Family, View};
 use crate::storage::keys::{Form, Index, take_text};
@@ -80,7 +80,8 @@ fn plain(view: &View, key: &[u8], value: &[u8]) -> Vec<u8> {
     if !records::is_names(key) {
         return value.to_vec();
     }
-    records::open_names(view.db(), key, value).map_or(Vec::new(), |names| flat(&names))
+    records::open_names(view.db(), key, value)
+        .map_or(Vec::new(), |names| records::encode_names(&names))
 }
 
 /// The ID that an entry stands for.
