@@ -269,12 +269,11 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Every entry that should exist because of an object: family, key and, for records in plain form, value.
-fn derived(
-    view: &View,
-    row: &[u8],
-    object: &AnyObject,
-) -> Result<Vec<(Family, Vec<u8>, Vec<u8>)>, StoreError> {
+/// Family, key and, for records in plain form, value of an entry.
+type Entry = (Family, Vec<u8>, Vec<u8>);
+
+/// Every entry that should exist because of an object.
+fn derived(view: &View, row: &[u8], object: &AnyObject) -> Result<Vec<Entry>, StoreError> {
     let mut entries = Vec::new();
     for key in object.index_keys()?.iter() {
         let disk = key.disk(view.db().hasher());
