@@ -91,7 +91,7 @@ impl Host {
             streams: vec![stream],
             ..Default::default()
         };
-        let entries = self.executor().log(task_id(), &filter).unwrap();
+        let entries = self.executor().log("t", &filter).unwrap();
         entries
             .into_iter()
             .map(|entry| String::from_utf8(entry.text).unwrap())
@@ -116,15 +116,9 @@ fn shell(script: &str) -> ContainerSpec {
     }
 }
 
-/// The one task of a test. Control groups are the machine's: another run must not have the same.
-fn task_id() -> &'static str {
-    static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(crate::api::ids::new_id);
-    &ID
-}
-
 fn task(spec: ContainerSpec) -> Task {
     Task {
-        id: task_id().to_owned(),
+        id: "t".to_owned(),
         node_id: "node".to_owned(),
         slot: 3,
         service_annotations: Some(crate::api::types::Annotations {
@@ -162,10 +156,7 @@ async fn exit_codes_and_output() {
     assert_eq!(host.lines(LogStream::Stdout), ["out"]);
     assert_eq!(host.lines(LogStream::Stderr), ["err"]);
     let status = controller.container_status().await.unwrap();
-    assert_eq!(
-        (status.container_id.as_str(), status.exit_code),
-        (task_id(), 3)
-    );
+    assert_eq!((status.container_id.as_str(), status.exit_code), ("t", 3));
     assert_eq!(controller.start().await, Err(TaskError::AlreadyStarted));
     assert_eq!(controller.prepare().await, Err(TaskError::AlreadyPrepared));
 
@@ -312,7 +303,7 @@ async fn an_interrupted_start_is_stopped_reliably() {
         let start = controller.start();
         let interrupted = tokio::time::timeout(Duration::from_micros(pause_us), start).await;
         controller.shutdown().await.unwrap();
-        let phase = host.executor().inner.roots.site(task_id()).unwrap();
+        let phase = host.executor().inner.roots.site("t").unwrap();
         // Void, or ended: in no case running, now or later.
         match phase.phase().unwrap() {
             site::Phase::NotStarted => assert!(phase.control.is_void(), "{interrupted:?}"),
@@ -329,7 +320,7 @@ async fn a_killed_shim_takes_its_task_along() {
     let controller = host.controller(task(shell("exec sleep 300"))).await;
     controller.prepare().await.unwrap();
     controller.start().await.unwrap();
-    let site = host.executor().inner.roots.site(task_id()).unwrap();
+    let site = host.executor().inner.roots.site("t").unwrap();
     let shim = site.control.shim().unwrap().unwrap();
     shim.shim.open().unwrap().signal(Signal::KILL).unwrap();
     let error = controller.wait().await.unwrap_err().to_string();
@@ -556,7 +547,7 @@ async fn health_decides_about_running_and_failing() {
     let reason = TaskError::fatal("unhealthy: 2 health checks failed in a row");
     assert_eq!(controller.wait().await, Err(reason));
     assert!(matches!(
-        host.executor().inner.roots.site(task_id()).unwrap().phase(),
+        host.executor().inner.roots.site("t").unwrap().phase(),
         Ok(site::Phase::Ended(_))
     ));
     controller.remove().await.unwrap();
@@ -598,10 +589,10 @@ async fn limits_reach_the_program() {
     let uid = if root { "65534" } else { id.as_str() };
     assert_eq!(host.lines(LogStream::Stdout), ["99", uid]);
     // Enforced, or said to be not.
-    let enforced = !cgroup::of_task(task_id()).is_empty();
+    let enforced = !cgroup::of_task("t").is_empty();
     assert_ne!(enforced, controller.warning().is_some());
     controller.remove().await.unwrap();
-    assert!(cgroup::of_task(task_id()).is_empty());
+    assert!(cgroup::of_task("t").is_empty());
 }
 
 #[tokio::test]
@@ -612,9 +603,7 @@ async fn strangers_are_removed() {
     controller.start().await.unwrap();
     drop(controller);
     let executor = host.executor();
-    executor
-        .retain(BTreeSet::from([task_id().to_owned()]))
-        .await;
+    executor.retain(BTreeSet::from(["t".to_owned()])).await;
     assert!(host.control().exists());
     executor.retain(BTreeSet::new()).await;
     eventually("it is gone", || !host.control().exists()).await;
