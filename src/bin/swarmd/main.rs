@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use args::{Cli, Command, LogLevel, NodeFlags};
 use clap::{CommandFactory, Parser};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use swarm_manager::api::types::node_spec::Availability;
 use swarm_manager::node::addresses::parse_listen;
@@ -63,11 +64,18 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// The threads of the network and the services are named `net`. The runtime starts them first; those
+/// that it starts later do what may block (long lists, small files) and are named so.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     let threads = std::thread::available_parallelism().map_or(WORKER_THREADS_MIN, |n| n.get());
+    let threads = threads.max(WORKER_THREADS_MIN);
+    let started = AtomicUsize::new(0);
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads.max(WORKER_THREADS_MIN))
-        .thread_name("net")
+        .worker_threads(threads)
+        .thread_name_fn(move || {
+            let is_worker = started.fetch_add(1, Ordering::Relaxed) < threads;
+            if is_worker { "net" } else { "blocking" }.to_owned()
+        })
         .enable_all()
         .build()
         .context("cannot start the network threads")
