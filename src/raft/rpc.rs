@@ -118,8 +118,8 @@ impl RaftRpc {
     }
 }
 
-/// The peer's code and text for a chunk that is too large; tonic has others.
-fn size_error(status: Status) -> Status {
+/// The peer's code and text for a message that is too large; tonic has others.
+pub(crate) fn size_error(status: Status) -> Status {
     let found = status.message().split_once("found ").map(|(_, rest)| rest);
     let bytes = found.and_then(|rest| rest.split_once(" bytes")?.0.parse::<u64>().ok());
     match bytes {

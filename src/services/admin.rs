@@ -79,7 +79,8 @@ impl AdminParts {
             first_index: raft.first,
             last_index: raft.last,
             commit_index: raft.commit,
-            applied_index: raft.applied,
+            // The member hears of it a little later than those whose writes it was.
+            applied_index: self.store.applied(),
             members: raft.members.iter().map(member_status).collect(),
             object_counts: Table::ALL
                 .into_iter()

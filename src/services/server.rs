@@ -8,10 +8,12 @@
 //!
 //! - [`accept`]: the loops and the limits
 //! - [`control_socket`]: the socket file, its mode, and who may replace it
+//! - `oversized`: what a message that is too large is answered
 //! - [`stream`]: one connection, TLS or not
 
 pub mod accept;
 pub mod control_socket;
+mod oversized;
 pub mod stream;
 
 use crate::identity::SecurityConfig;
@@ -25,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
+use tower::util::MapResponseLayer;
 
 /// Largest message a service decodes; services are built with this limit (spec 03 section 14.1).
 pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -112,6 +115,7 @@ pub async fn serve(
         .initial_stream_window_size(Some(STREAM_WINDOW_BYTES))
         .initial_connection_window_size(Some(CONNECTION_WINDOW_BYTES))
         .http2_max_header_list_size(Some(HEADER_BYTES_MAX))
+        .layer(MapResponseLayer::new(oversized::known_refusal))
         .layer(AuthorizeLayer::new(authorizer))
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());

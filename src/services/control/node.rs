@@ -100,9 +100,8 @@ impl ControlService {
             store.update(update).await
         })
         .await?;
-        let mut node = Arc::unwrap_or_clone(node);
-        members::show(&self.members.members().unwrap_or_default(), &mut node);
-        Ok(Response::new(UpdateNodeResponse { node: Some(node) }))
+        let node = Some(Arc::unwrap_or_clone(node));
+        Ok(Response::new(UpdateNodeResponse { node }))
     }
 
     pub(super) async fn remove_node(
