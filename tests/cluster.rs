@@ -14,3 +14,7 @@ mod process;
 mod refusals;
 #[path = "cluster/secrecy.rs"]
 mod secrecy;
+#[path = "cluster/stack.rs"]
+mod stack;
+#[path = "cluster/strangers.rs"]
+mod strangers;

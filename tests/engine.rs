@@ -2,5 +2,7 @@
 
 mod harness;
 
+#[path = "engine/compare.rs"]
+mod compare;
 #[path = "engine/worker.rs"]
 mod worker;

@@ -3,6 +3,7 @@
 //! process ends and answers, each with a limit.
 #![allow(dead_code)]
 
+pub mod authority;
 pub mod engine;
 pub mod image;
 pub mod swarmd;
