@@ -7,7 +7,7 @@
 //! a scan of one range, and its order is the order the selectors promise.
 //!
 //! An index key has two forms. The *plain* form is used in memory: by the overlays of transactions and
-//! by the ordered map that serves prefix look-ups. The *disk* form ([`IndexKey::disk`]) replaces what a
+//! by the ordered map that serves prefix look-ups. The *disk* form (`disk`) replaces what a
 //! person wrote by a keyed hash, so that no name, custom value or kind can be read in the files; it
 //! serves exact look-ups only. IDs and numbers are equal in both.
 //!
