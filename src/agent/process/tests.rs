@@ -4,13 +4,13 @@ use super::*;
 use crate::agent::executor::TaskError;
 use crate::api::types::task_spec::Runtime;
 use crate::api::types::{
-    Assignment, AssignmentChange, Config, ConfigReference, ConfigSpec, ContainerSpec, Driver,
-    Endpoint, FileTarget, HealthConfig, PortConfig, ResourceRequirements, Resources, Secret,
-    SecretReference, SecretSpec, TaskSpec, assignment, config_reference, secret_reference,
+    ContainerSpec, Endpoint, HealthConfig, PortConfig, ResourceRequirements, Resources, TaskSpec,
 };
 use crate::api::types::{LogStream, container_spec::Ulimit};
 use rustix::process::Signal;
 use std::time::Duration;
+
+mod files;
 
 /// Set for a process of this test executable that is to be a shim.
 const SHIM_VARIABLE: &str = "SWARM_TEST_SHIM";
@@ -387,132 +387,6 @@ async fn the_environment_is_what_the_spec_says() {
     assert_eq!(lines, expected);
 }
 
-fn file(name: &str, mode: u32) -> FileTarget {
-    FileTarget {
-        name: name.to_owned(),
-        uid: "0".to_owned(),
-        gid: "0".to_owned(),
-        mode,
-    }
-}
-
-/// A task with a secret and a templated config, and the objects themselves.
-fn with_files(script: &str) -> (Task, Vec<AssignmentChange>) {
-    let mut spec = shell(script);
-    spec.secrets = vec![SecretReference {
-        secret_id: "s1".to_owned(),
-        secret_name: "password".to_owned(),
-        target: Some(secret_reference::Target::File(file("db/password", 0o400))),
-    }];
-    spec.configs = vec![ConfigReference {
-        config_id: "c1".to_owned(),
-        config_name: "settings".to_owned(),
-        target: Some(config_reference::Target::File(file("/etc/app.conf", 0o444))),
-    }];
-    let items = [
-        assignment::Item::Secret(Secret {
-            id: "s1".to_owned(),
-            spec: Some(SecretSpec {
-                data: b"hunter2".to_vec(),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-        assignment::Item::Config(Config {
-            id: "c1".to_owned(),
-            spec: Some(ConfigSpec {
-                data: b"task={{.Task.Name}} password={{secret \"db/password\"}}".to_vec(),
-                templating: Some(Driver {
-                    name: "golang".to_owned(),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            }),
-            ..Default::default()
-        }),
-    ];
-    let changes = items
-        .map(|item| AssignmentChange {
-            assignment: Some(Assignment { item: Some(item) }),
-            action: 0,
-        })
-        .to_vec();
-    (task(spec), changes)
-}
-
-#[tokio::test]
-async fn secrets_and_configs_are_files() {
-    let host = Host::new();
-    let (task, changes) =
-        with_files("cat secrets/db/password; echo; cat configs/etc/app.conf; exit 0");
-    let controller = host.controller(task.clone()).await;
-    assert!(
-        matches!(controller.prepare().await, Err(TaskError::Temporary(_))),
-        "the managers have not spoken yet"
-    );
-    host.dependencies.replace(&changes);
-    assert_eq!(run(&*controller).await, Ok(()));
-    assert_eq!(
-        host.lines(LogStream::Stdout),
-        ["hunter2", "task=web.3.t password=hunter2"]
-    );
-    use std::os::unix::fs::PermissionsExt as _;
-    let mode = |path: &str| {
-        let metadata = std::fs::metadata(host.task_dir().join(path)).unwrap();
-        metadata.permissions().mode() & 0o777
-    };
-    assert_eq!(mode("secrets/db/password"), 0o400);
-    assert_eq!(mode("configs/etc/app.conf"), 0o444);
-    assert_eq!(mode(""), 0o700);
-    controller.remove().await.unwrap();
-
-    // Without a file system in memory nothing of it may be written.
-    let mut executor = host.executor();
-    Arc::get_mut(&mut executor.inner).unwrap().roots.volatile = false;
-    let controller = executor.controller(Arc::new(task)).await.unwrap();
-    let error = controller.prepare().await.unwrap_err().to_string();
-    assert!(error.contains("--task-tmpfs"), "{error}");
-    assert!(!host.task_dir().exists());
-}
-
-#[tokio::test]
-async fn nothing_a_person_wrote_is_readable_on_disk() {
-    let host = Host::new();
-    let (mut task, changes) = with_files("echo canary-in-output; echo $WORD; exec sleep 300");
-    if let Some(TaskSpec {
-        runtime: Some(Runtime::Container(spec)),
-        ..
-    }) = &mut task.spec
-    {
-        spec.env.push("WORD=canary-in-env".to_owned());
-        spec.args.push("canary-in-args".to_owned());
-    }
-    host.dependencies.replace(&changes);
-    let controller = host.controller(task).await;
-    controller.prepare().await.unwrap();
-    controller.start().await.unwrap();
-    eventually("it has written", || {
-        host.lines(LogStream::Stdout) == ["canary-in-output", "canary-in-env"]
-    })
-    .await;
-    let mut files = vec![host.dir.path().join("worker")];
-    let mut seen = 0;
-    while let Some(path) = files.pop() {
-        if path.is_dir() {
-            files.extend(std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().path()));
-            continue;
-        }
-        seen += 1;
-        let content = std::fs::read(&path).unwrap();
-        for word in ["canary", "web", "hunter2"] {
-            let found = content.windows(word.len()).any(|w| w == word.as_bytes());
-            assert!(!found, "{word} in {}", path.display());
-        }
-    }
-    assert!(seen >= 3, "lock, shim.json, log");
-    controller.remove().await.unwrap();
-}
-
 #[tokio::test]
 async fn health_decides_about_running_and_failing() {
     let host = Host::new();
@@ -572,7 +446,10 @@ async fn limits_reach_the_program() {
     if root {
         spec.user = "65534:65534".to_owned();
     }
+    // Control groups belong to the whole machine, so this task needs a name of its own.
+    let id = crate::api::ids::new_id();
     let mut task = task(spec);
+    task.id.clone_from(&id);
     if let Some(spec) = &mut task.spec {
         spec.resources = Some(ResourceRequirements {
             limits: Some(Resources {
@@ -585,14 +462,16 @@ async fn limits_reach_the_program() {
     }
     let controller = host.controller(task).await;
     assert_eq!(run(&*controller).await, Ok(()));
-    let id = rustix::process::geteuid().as_raw().to_string();
-    let uid = if root { "65534" } else { id.as_str() };
-    assert_eq!(host.lines(LogStream::Stdout), ["99", uid]);
+    let own = rustix::process::geteuid().as_raw().to_string();
+    let uid = if root { "65534" } else { own.as_str() };
+    let entries = host.executor().log(&id, &LogFilter::default()).unwrap();
+    let lines: Vec<&[u8]> = entries.iter().map(|entry| entry.text.as_slice()).collect();
+    assert_eq!(lines, [b"99", uid.as_bytes()]);
     // Enforced, or said to be not.
-    let enforced = !cgroup::of_task("t").is_empty();
+    let enforced = !cgroup::of_task(&id).is_empty();
     assert_ne!(enforced, controller.warning().is_some());
     controller.remove().await.unwrap();
-    assert!(cgroup::of_task("t").is_empty());
+    assert!(cgroup::of_task(&id).is_empty());
 }
 
 #[tokio::test]

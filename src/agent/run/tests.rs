@@ -282,13 +282,15 @@ async fn a_node_comes_back_whatever_its_manager_does() {
     assert_eq!(bench.next_session().await, "session-1");
     bench.next(heartbeat).await;
 
-    // Heartbeats are refused, or not answered.
+    // Heartbeats are refused, or not answered. A mood counts from the next beat on.
     bench
         .manager
         .set_heartbeat(Mood::Bad(Status::invalid_argument("session invalid")));
     bench.next_session().await;
+    bench.next(heartbeat).await;
     bench.manager.set_heartbeat(Mood::Silent);
     bench.next_session().await;
+    bench.next(heartbeat).await;
     bench.manager.set_heartbeat(Mood::Well);
     bench.next_session().await;
     bench.next(heartbeat).await;
@@ -411,6 +413,8 @@ async fn assignments_are_run_and_reported() {
     bench.manager.refuse(None);
     assert_eq!(bench.next_state("a").await, TaskState::Running as i32);
     assert!(!bench.executor.taken_log().contains(&"start a".to_owned()));
+    // From here on the disk is waited for, which takes real time.
+    tokio::time::resume();
     assert_eq!(agent.leave().await.unwrap(), Left::Clean);
     assert!(bench.executor.taken_log().contains(&"remove a".to_owned()));
 }
