@@ -8,8 +8,8 @@
 //!                          └─ report ─ apply thread ──▶ Store (one batch per run of entries)
 //! ```
 //!
-//! Two plain threads, because their I/O blocks. The *raft thread* ([`node`]) alone calls the consensus
-//! library and the log. The *apply thread* ([`applier`]) alone writes the tables. They share no locks
+//! Two plain threads, because their I/O blocks. The *raft thread* (`node.rs`) alone calls the consensus
+//! library and the log. The *apply thread* (`applier.rs`) alone writes the tables. They share no locks
 //! but the inbox, and neither ever waits for the other: when the applier is behind, committed entries
 //! stay in the log.
 //!
