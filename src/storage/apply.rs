@@ -172,10 +172,18 @@ impl Run {
 
 impl Store {
     /// Applies committed entries, in order, as one write. To be called by the applier only. Entries up
-    /// to the applied index are skipped. An error means that the database cannot be written or read: the
-    /// state on disk is that before the call, and the process cannot go on.
+    /// to the applied index are skipped. An error means that the database cannot be written or read:
+    /// nothing has happened then, and the same entries may be tried again, also after a term has ended.
     pub fn apply(&self, entries: Vec<CommittedEntry>) -> Result<(), StoreError> {
         let _applier = self.inner.applier.lock();
+        let applied = self.apply_run(entries);
+        if applied.is_err() {
+            self.inner.head.lock().uncommit();
+        }
+        applied
+    }
+
+    fn apply_run(&self, entries: Vec<CommittedEntry>) -> Result<(), StoreError> {
         let mut run = Run::new(self.inner.state.load_full());
         for entry in entries {
             if entry.index <= run.applied {
@@ -214,7 +222,7 @@ impl Store {
         let request = match request::decode(data) {
             Ok(request) => request,
             Err(error) => {
-                self.discard(run, index, &error);
+                Store::discard(run, index, &error);
                 return Ok(());
             }
         };
@@ -232,15 +240,14 @@ impl Store {
             Ok(()) => Ok(()),
             Err(ReplayError::Store(error @ StoreError::Disk(_))) => Err(error),
             Err(error) => {
-                self.discard(run, index, &error);
+                Store::discard(run, index, &error);
                 Ok(())
             }
         }
     }
 
     /// Notes an entry that has no effect, here and on every other manager.
-    fn discard(&self, run: &mut Run, index: u64, error: &dyn std::error::Error) {
-        self.inner.apply_errors.note(index);
+    fn discard(run: &mut Run, index: u64, error: &dyn std::error::Error) {
         run.discarded.push(index);
         tracing::error!(index, %error, "a committed entry cannot be applied and was discarded");
     }
@@ -248,10 +255,9 @@ impl Store {
     /// Writes a run, publishes its state and its events, and tells the waiting writers.
     fn finish(&self, run: Run) -> Result<(), StoreError> {
         let db = run.base.view.db().clone();
-        if let Err(error) = run.write(&db) {
-            // The entries stay committed and may be applied later, when nobody waits for them any more.
-            self.fail_pending(ProposeError::DiskFull(error.to_string()), None);
-            return Err(error);
+        run.write(&db)?;
+        for index in &run.discarded {
+            self.inner.apply_errors.note(*index);
         }
         if let Some(membership) = run.membership {
             *self.inner.membership.write() = membership;

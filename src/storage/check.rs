@@ -269,7 +269,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Family, key and, for records in plain form, value of an entry.
+/// Family, key and value of an entry; of sealed records the plain form.
 type Entry = (Family, Vec<u8>, Vec<u8>);
 
 /// Every entry that should exist because of an object.

@@ -169,6 +169,11 @@ impl Head {
         self.pending.len() > self.committed
     }
 
+    /// The run that held the committed transactions was not written: they wait as before.
+    pub fn uncommit(&mut self) {
+        self.committed = 0;
+    }
+
     /// Drops the committed transactions, which are applied now. Returns whom to tell.
     pub fn settle(&mut self) -> Vec<oneshot::Sender<Reply>> {
         let applied: Vec<Pending> = self.pending.drain(..self.committed).collect();

@@ -41,16 +41,50 @@ impl TestStore {
         let dir = tempfile::tempdir().expect("temporary directory");
         let path = dir.path().join("db");
         let db = Db::create(&path, &ring(), &DbOptions::default()).expect("empty database");
-        let store = Store::open(Arc::new(db)).expect("empty store");
+        TestStore::on(db, path, dir, State::default())
+    }
+
+    fn on(db: Db, path: PathBuf, dir: tempfile::TempDir, state: State) -> TestStore {
+        let store = Store::open(Arc::new(db)).expect("readable store");
         TestStore {
             proposer: Arc::new(TestProposer {
                 store: Arc::downgrade(&store.inner),
-                state: Mutex::default(),
+                state: Mutex::new(state),
             }),
             store,
             path,
             _dir: dir,
         }
+    }
+
+    /// Closes the store and opens it again, as after a restart; it leads the next term. What waited is
+    /// lost. All clones of the store must be gone.
+    pub fn reopen(self) -> TestStore {
+        let (version, history, term) = {
+            let state = self.proposer.state.lock();
+            let version = state.version - state.waiting.len() as u64 * VERSION_STEP;
+            (version, state.history.clone(), state.term.unwrap_or(0))
+        };
+        let TestStore {
+            store, path, _dir, ..
+        } = self;
+        store.close();
+        drop(store);
+        let db = Db::open(&path, &ring(), &DbOptions::default()).expect("whole database");
+        let state = State {
+            version,
+            history,
+            ..State::default()
+        };
+        let reopened = TestStore::on(db, path, _dir, state);
+        reopened.proposer.lead(term + 1);
+        reopened.store.set_proposer(reopened.proposer.clone());
+        reopened
+    }
+
+    /// The database below.
+    pub fn db(&self) -> Arc<Db> {
+        self.store.inner.state.load().view.db().clone()
     }
 
     /// The store itself, to hand to what is under test.
@@ -138,6 +172,11 @@ impl TestProposer {
     /// Proposals that wait.
     pub fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
+    }
+
+    /// Takes the proposals that wait, as the entries that they would become.
+    pub fn take_waiting(&self) -> Vec<CommittedEntry> {
+        std::mem::take(&mut self.state.lock().waiting).into()
     }
 
     /// Every request ever committed, with its index.

@@ -1,9 +1,11 @@
 //! Transactions, pending ones and their end.
 
 use super::support::*;
+use crate::api::types::store_action::Target;
 use crate::api::types::*;
+use crate::storage::engine::Family;
 use crate::storage::testing::TestStore;
-use crate::storage::{Interest, StoreError, Table};
+use crate::storage::{Interest, ProposeError, StoreError, Table, keys};
 
 // 04-A12 04-A13
 #[tokio::test]
@@ -82,4 +84,62 @@ async fn transactions_overlap() {
     let changed = change.await.unwrap().unwrap();
     let stored = store.view(|tx| tx.get::<Service>("a")).unwrap().unwrap();
     assert_eq!(stored, changed);
+}
+
+/// A run that cannot be written changes nothing, tells its writers, and can be tried again.
+#[tokio::test]
+async fn a_failed_run_may_be_tried_again() {
+    let store = TestStore::new();
+    let outcome: Result<(), StoreError> = store
+        .update(|tx| tx.create(service("damaged", "damaged")).map(drop))
+        .await;
+    outcome.unwrap();
+    // A row that does not open makes the second entry of the run fail on the disk.
+    let db = store.db();
+    let mut changes = db.changes();
+    changes.put(Family::Obj, &keys::row(Table::Service, "damaged"), b"?");
+    changes.commit().unwrap();
+    drop(db);
+    let store = store.reopen();
+
+    store.hold();
+    let waiting = tokio::spawn({
+        let store = store.store();
+        async move {
+            store
+                .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
+                .await
+        }
+    });
+    while store.proposer().waiting() < 1 {
+        tokio::task::yield_now().await;
+    }
+    let mut entries = store.proposer().take_waiting();
+    let own = entries[0].clone();
+    let damaged = Target::Service(service("damaged", "damaged"));
+    entries.push(entry(own.index + 1, [(REMOVE, damaged)]));
+    assert!(matches!(store.apply(entries), Err(StoreError::Disk(_))));
+    assert_eq!(store.pending().0, 1);
+    store.end_term(ProposeError::DiskFull("full".into()));
+    assert!(matches!(
+        waiting.await.unwrap(),
+        Err(StoreError::Propose(ProposeError::DiskFull(_)))
+    ));
+    assert_eq!(store.view(|tx| tx.get::<Service>("a")).unwrap(), None);
+
+    store.apply(vec![own]).unwrap();
+    store.release();
+    store.lead(3);
+    let renamed = store
+        .update::<_, StoreError>(|tx| {
+            let stored = tx.get::<Service>("a")?.ok_or(StoreError::NotExist)?;
+            tx.update((*stored).clone())
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        store.view(|tx| tx.get::<Service>("a")).unwrap(),
+        Some(renamed)
+    );
+    assert_eq!(store.pending().0, 0);
 }
