@@ -122,33 +122,82 @@ const OWN_METHODS: [&str; 2] = [
     "/swarmmanager.v1.Peer/Capabilities",
 ];
 
+/// Services that only the leader answers on the remote port; other managers pass the calls on
+/// (spec 02 section 10.2).
+const LEADER_SERVICES_REMOTE: [&str; 6] = [
+    "CA",
+    "NodeCA",
+    "Dispatcher",
+    "RaftMembership",
+    "ResourceAllocator",
+    "LogBroker",
+];
+
+/// The same on the control socket.
+const LEADER_SERVICES_LOCAL: [&str; 7] = [
+    "CA",
+    "NodeCA",
+    "Dispatcher",
+    "Control",
+    "Logs",
+    "ResourceAllocator",
+    "LogBroker",
+];
+
+/// What the table says of one method.
+#[derive(Default)]
+struct Method {
+    roles: Vec<&'static str>,
+    insecure: bool,
+    leader_remote: bool,
+    leader_local: bool,
+    client_stream: bool,
+    server_stream: bool,
+}
+
 /// Writes the authorization table, sorted by path for binary search.
 fn write_method_auth(out_dir: &Path) {
     let facts = fs::read_to_string(FACTS).expect("wire facts");
     let facts: serde_json::Value = serde_json::from_str(&facts).expect("wire facts are JSON");
-    let mut methods: BTreeMap<String, (Vec<&str>, bool)> = BTreeMap::new();
+    let mut methods: BTreeMap<String, Method> = BTreeMap::new();
     for (package, content) in facts["packages"].as_object().expect("packages") {
         for (service, rpcs) in content["services"].as_object().expect("services") {
             for (rpc, fact) in rpcs.as_object().expect("rpcs") {
                 let roles = fact["roles"].as_array().expect("roles").iter();
-                let roles = roles
-                    .map(|role| role_variant(role.as_str().expect("role")))
-                    .collect();
-                let insecure = fact["insecure"].as_bool().expect("insecure");
-                methods.insert(format!("/{package}.{service}/{rpc}"), (roles, insecure));
+                let roles = roles.map(|role| role_variant(role.as_str().expect("role")));
+                let flag = |name: &str| fact[name].as_bool().expect("a truth value");
+                let method = Method {
+                    roles: roles.collect(),
+                    insecure: flag("insecure"),
+                    leader_remote: LEADER_SERVICES_REMOTE.contains(&service.as_str()),
+                    leader_local: LEADER_SERVICES_LOCAL.contains(&service.as_str()),
+                    client_stream: flag("client_stream"),
+                    server_stream: flag("server_stream"),
+                };
+                methods.insert(format!("/{package}.{service}/{rpc}"), method);
             }
         }
     }
     for path in OWN_METHODS {
-        methods.insert(path.to_owned(), (vec!["Role::Manager"], false));
+        let method = Method {
+            roles: vec!["Role::Manager"],
+            ..Method::default()
+        };
+        methods.insert(path.to_owned(), method);
     }
 
     let mut code = format!("static METHODS: [MethodAuth; {}] = [\n", methods.len());
-    for (path, (roles, insecure)) in &methods {
-        let roles = roles.join(", ");
+    for (path, method) in &methods {
+        let roles = method.roles.join(", ");
         writeln!(
             code,
-            "    MethodAuth {{ path: {path:?}, roles: &[{roles}], insecure: {insecure} }},"
+            "    MethodAuth {{ path: {path:?}, roles: &[{roles}], insecure: {}, leader_remote: {}, \
+             leader_local: {}, client_stream: {}, server_stream: {} }},",
+            method.insecure,
+            method.leader_remote,
+            method.leader_local,
+            method.client_stream,
+            method.server_stream,
         )
         .expect("writing to a string");
     }

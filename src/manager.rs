@@ -8,13 +8,14 @@ mod terms;
 mod wiring;
 
 use crate::api::types::node_spec::Availability;
-use crate::api::types::{Cluster, Peer, WeightedPeer};
+use crate::api::types::{Cluster, Node, Peer, WeightedPeer};
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::raft::{self, Handle, NoPeers, RaftError};
 use crate::services::founding::DEFAULT_CLUSTER;
 use crate::services::health::HealthService;
 use crate::services::metrics::{self, Metrics};
+use crate::services::proxy::{LeaderLookup, Proxy};
 use crate::services::server::control_socket::{ControlSocket, ControlSocketError};
 use crate::services::server::{self, Listener, ServeError};
 use crate::storage::engines::{EngineOptions, Engines, OpenError};
@@ -126,11 +127,18 @@ impl Manager {
             config.security.clone(),
             removed_nodes(&store),
         ));
+        let lookup = LeaderLookup::new(
+            Arc::new(member.clone()),
+            config.raft_tick,
+            node_names(&store),
+        );
+        let proxy = Proxy::new(lookup, config.security.clone());
         let serve = |listener, routes, name: &'static str| {
             let serving = server::serve(
                 listener,
                 config.security.clone(),
                 authorizer.clone(),
+                Some(proxy.clone()),
                 routes,
                 stop_serving.clone(),
             );
@@ -332,6 +340,19 @@ fn removed_nodes(store: &Store) -> impl Fn(&str) -> bool + Send + Sync + 'static
                     .iter()
                     .any(|cluster| cluster.blacklisted_certificates.contains_key(node_id))
         })
+    }
+}
+
+/// What people call a node: its host name, where one is known, and its ID.
+fn node_names(store: &Store) -> impl Fn(&str) -> String + Send + Sync + 'static {
+    let store = store.clone();
+    move |node_id| {
+        let node = store.view(|tx| tx.get::<Node>(node_id)).ok().flatten();
+        let hostname = node.and_then(|node| Some(node.description.as_ref()?.hostname.clone()));
+        match hostname {
+            Some(hostname) if !hostname.is_empty() => format!("{hostname} ({node_id})"),
+            _ => node_id.to_owned(),
+        }
     }
 }
 

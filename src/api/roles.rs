@@ -43,6 +43,14 @@ pub struct MethodAuth {
     pub roles: &'static [Role],
     /// True if the method may be called without any certificate.
     pub insecure: bool,
+    /// Only the leader answers it on the remote port; other managers pass the call on.
+    pub leader_remote: bool,
+    /// The same on the control socket.
+    pub leader_local: bool,
+    /// The caller sends a stream of messages.
+    pub client_stream: bool,
+    /// The answer is a stream of messages.
+    pub server_stream: bool,
 }
 
 impl MethodAuth {
@@ -92,6 +100,34 @@ mod tests {
         assert!(!session.allows(None));
         let root = lookup("/docker.swarmkit.v1.CA/GetRootCACertificate").unwrap();
         assert!(root.allows(None));
+    }
+
+    #[test]
+    fn what_only_the_leader_answers() {
+        let count = |of: fn(&MethodAuth) -> bool| all().iter().filter(|method| of(method)).count();
+        // Spec 02 section 10.2: CA 2, NodeCA 2, Dispatcher 6, ResourceAllocator 2, LogBroker 2, and
+        // RaftMembership 2 on the remote port, Control and Logs on the control socket instead.
+        assert_eq!(count(|method| method.leader_remote), 16);
+        let control = count(|method| method.path.contains(".Control/"));
+        assert_eq!(count(|method| method.leader_local), 14 + control + 1);
+        for path in [
+            "/docker.swarmkit.v1.Control/ListNodes",
+            "/docker.swarmkit.v1.Logs/SubscribeLogs",
+        ] {
+            let method = lookup(path).unwrap();
+            assert!(!method.leader_remote && method.leader_local, "{path}");
+        }
+        for path in [
+            "/docker.swarmkit.v1.Watch/Watch",
+            "/docker.swarmkit.v1.Health/Check",
+            "/docker.swarmkit.v1.Raft/ProcessRaftMessage",
+            "/swarmmanager.v1.Admin/Status",
+        ] {
+            let method = lookup(path).unwrap();
+            assert!(!method.leader_remote && !method.leader_local, "{path}");
+        }
+        let publish = lookup("/docker.swarmkit.v1.LogBroker/PublishLogs").unwrap();
+        assert!(publish.client_stream && !publish.server_stream);
     }
 
     #[test]

@@ -20,6 +20,9 @@ const REDIRECT: HeaderName = HeaderName::from_static("redirect");
 
 const KEYS: [HeaderName; 6] = [CERT, CERT_CN, CERT_ORG, CERT_OU, REMOTE_ADDR, REDIRECT];
 
+/// How the refusal to pass a request on a second time begins.
+pub const REDIRECT_REFUSAL: &str = "more than one redirect to leader from:";
+
 /// The original caller, as a forwarding manager describes it. Blank for an anonymous caller.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Forwarded {
@@ -52,6 +55,13 @@ pub fn read(headers: &HeaderMap) -> Option<Forwarded> {
     })
 }
 
+/// Takes all marks of forwarding out of the metadata of a request that this manager makes itself.
+pub fn strip(headers: &mut HeaderMap) {
+    for key in KEYS {
+        headers.remove(key);
+    }
+}
+
 /// Makes the metadata of a request fit for the leader.
 ///
 /// A request that a manager has already passed on once is refused; from anyone else, marks of having
@@ -66,7 +76,7 @@ pub fn prepare(headers: &mut HeaderMap, connection: &Connection) -> Result<(), S
             .filter_map(|hop| hop.to_str().ok())
             .collect();
         return Err(Status::resource_exhausted(format!(
-            "more than one redirect to leader from: {}",
+            "{REDIRECT_REFUSAL} {}",
             hops.join(" ")
         )));
     }
@@ -75,9 +85,7 @@ pub fn prepare(headers: &mut HeaderMap, connection: &Connection) -> Result<(), S
             "remote addr is not found in context",
         ));
     };
-    for key in KEYS {
-        headers.remove(key);
-    }
+    strip(headers);
     let value = |text: &str| {
         HeaderValue::from_str(text).map_err(|_| {
             Status::invalid_argument("the names in the client certificate are not plain text")

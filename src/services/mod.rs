@@ -12,6 +12,7 @@ pub mod leader;
 pub mod logs;
 pub mod metrics;
 pub mod orchestrator;
+pub mod proxy;
 pub mod reconcile;
 pub mod resource;
 pub mod scheduler;

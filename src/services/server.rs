@@ -18,6 +18,7 @@ pub mod stream;
 
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::{AuthorizeLayer, Authorizer};
+use crate::services::proxy::{Proxy, ProxyLayer};
 use control_socket::ControlSocket;
 use std::io;
 use std::net::SocketAddr;
@@ -97,11 +98,13 @@ impl Listener {
 }
 
 /// Serves requests until `stop` fires, then lets running calls end for [`DRAIN_TIMEOUT`] and cuts what
-/// is left. Each request passes the authorizer first.
+/// is left. Each request first passes the proxy, which sends on what belongs to another manager that
+/// leads, and then the authorizer.
 pub async fn serve(
     listener: Listener,
     security: Arc<SecurityConfig>,
     authorizer: Arc<Authorizer>,
+    proxy: Option<Arc<Proxy>>,
     routes: Routes,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
@@ -116,6 +119,7 @@ pub async fn serve(
         .initial_connection_window_size(Some(CONNECTION_WINDOW_BYTES))
         .http2_max_header_list_size(Some(HEADER_BYTES_MAX))
         .layer(MapResponseLayer::new(oversized::known_refusal))
+        .layer(ProxyLayer::new(proxy))
         .layer(AuthorizeLayer::new(authorizer))
         .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());

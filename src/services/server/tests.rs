@@ -100,7 +100,14 @@ fn serve_on(listener: Listener, address: String) -> Served {
     let removed = |node_id: &str| node_id == "removed";
     let authorizer = Arc::new(Authorizer::new(manager.security.clone(), removed));
     let security = manager.security.clone();
-    let serving = tokio::spawn(serve(listener, security, authorizer, routes, stop.clone()));
+    let serving = tokio::spawn(serve(
+        listener,
+        security,
+        authorizer,
+        None,
+        routes,
+        stop.clone(),
+    ));
     Served {
         cluster,
         manager,

@@ -69,7 +69,7 @@ impl Authority {
             Routes::new(self.service.ca_server()).add_service(self.service.node_ca_server());
         let security = self._node.security.clone();
         let authorizer = Arc::new(Authorizer::new(security.clone(), |_| false));
-        tokio::spawn(serve(listener, security, authorizer, routes, stop));
+        tokio::spawn(serve(listener, security, authorizer, None, routes, stop));
     }
 }
 
