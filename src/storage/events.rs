@@ -37,6 +37,12 @@ impl Change {
     pub fn old<T: StoreObject>(&self) -> Option<&Arc<T>> {
         self.old.as_ref().and_then(T::from_any)
     }
+
+    /// Whether somebody with these interests is told of it.
+    pub fn matches(&self, interests: &[Interest]) -> bool {
+        let own = Interest::of_change(self);
+        own.iter().any(|interest| interests.contains(interest))
+    }
 }
 
 /// The matching changes of one committed entry, in call order. Its end is the commit.

@@ -154,6 +154,8 @@ struct State {
     held: bool,
     waiting: VecDeque<CommittedEntry>,
     history: Vec<(u64, Vec<u8>)>,
+    /// Entries up to this one are gone from the log.
+    compacted: u64,
     refuse: Option<ProposeError>,
 }
 
@@ -179,9 +181,25 @@ impl TestProposer {
         std::mem::take(&mut self.state.lock().waiting).into()
     }
 
+    /// Forgets the log up to and including this entry.
+    pub fn compact(&self, through: u64) {
+        self.state.lock().compacted = through;
+    }
+
     /// Every request ever committed, with its index.
     pub fn history(&self) -> Vec<(u64, Vec<u8>)> {
         self.state.lock().history.clone()
+    }
+
+    /// Puts entries into the history that somebody else committed, without applying them.
+    pub fn record(&self, entries: Vec<CommittedEntry>) {
+        let mut state = self.state.lock();
+        for entry in entries {
+            state.version = state.version.max(entry.index);
+            if let Payload::Request(data) = entry.payload {
+                state.history.push((entry.index, data));
+            }
+        }
     }
 
     fn lead(&self, term: u64) {
@@ -274,6 +292,9 @@ impl Proposer for TestProposer {
         }
         if to > state.version {
             return Err(HistoryError::OutOfBounds);
+        }
+        if from < state.compacted {
+            return Err(HistoryError::Compacted);
         }
         let wanted = |index: &u64| from < *index && *index <= to;
         Ok(state

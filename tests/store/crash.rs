@@ -73,7 +73,7 @@ fn write_and_kill(dir: &Path) -> u64 {
     last
 }
 
-// 01-A11
+// 01-A11 04-A34
 #[test]
 fn every_acknowledged_entry_survives_a_kill() {
     let temp = tempfile::tempdir().expect("a directory");
@@ -86,7 +86,10 @@ fn every_acknowledged_entry_survives_a_kill() {
         );
         acknowledged = last;
         let member = Member::open(StateDir::open(temp.path()).expect("the directory"), &ring());
+        assert!(member.engines.applied.index <= member.engines.log.last_index());
         assert!(member.store.applied() >= acknowledged, "round {round}");
+        let report = member.store.check().expect("a check");
+        assert!(report.is_clean(), "round {round}: {report:?}");
         member.store.view(|view| {
             for index in 2..=acknowledged {
                 let expected = service(index);

@@ -3,14 +3,9 @@
 use super::support::*;
 use crate::api::types::*;
 use crate::storage::testing::TestStore;
-use crate::storage::{By, StoreError, StoreObject};
+use crate::storage::{By, StoreError};
 
 type Result<T> = std::result::Result<T, StoreError>;
-
-fn ids<T: StoreObject>(store: &TestStore, by: By) -> Vec<String> {
-    let found = store.view(|tx| tx.find::<T>(by)).unwrap();
-    found.iter().map(|object| object.id().to_owned()).collect()
-}
 
 // 04-A1
 #[tokio::test]

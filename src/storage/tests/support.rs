@@ -2,7 +2,7 @@
 
 use crate::api::types::store_action::Target;
 use crate::api::types::*;
-use crate::storage::{CommittedEntry, Payload};
+use crate::storage::{By, CommittedEntry, Payload, Store, StoreError, StoreObject};
 use prost::Message;
 
 pub fn annotations(name: &str) -> Option<Annotations> {
@@ -44,7 +44,7 @@ pub fn task(id: &str, service_id: &str, slot: u64) -> Task {
     }
 }
 
-pub use StoreActionKind::StoreActionRemove as REMOVE;
+pub use StoreActionKind::{StoreActionCreate as CREATE, StoreActionRemove as REMOVE};
 
 /// An entry that another manager proposed.
 pub fn entry(
@@ -64,4 +64,25 @@ pub fn entry(
         term: 9,
         payload: Payload::Request(request.encode_to_vec()),
     }
+}
+
+/// Share of the full counts to run (a tenth unless told otherwise), at least one.
+pub fn scaled(full: u64) -> u64 {
+    let scale = std::env::var("SWARM_TEST_SCALE")
+        .ok()
+        .and_then(|scale| scale.parse::<f64>().ok())
+        .unwrap_or(0.1);
+    ((full as f64 * scale) as u64).max(1)
+}
+
+/// IDs of what a selector finds, in its order.
+pub fn ids<T: StoreObject>(store: &Store, by: By) -> Vec<String> {
+    let found = store.view(|tx| tx.find::<T>(by)).unwrap();
+    found.iter().map(|object| object.id().to_owned()).collect()
+}
+
+/// Creates one object as a transaction of its own.
+pub async fn create<T: StoreObject>(store: &Store, object: T) -> std::sync::Arc<T> {
+    let created = store.update::<_, StoreError>(|tx| tx.create(object)).await;
+    created.unwrap()
 }
