@@ -2,15 +2,19 @@
 //!
 //! [`Manager::start`] opens the state, binds the listeners, starts the raft member and serves;
 //! [`Manager::ended`] waits for a failure; [`Manager::stop`] ends everything in order within ten seconds.
-//! Leader-gated services run inside the term loop of [`terms`]; everything else answers at all times.
+//! Leader-gated services run inside the term loop of [`terms`]; everything else answers at all times. A
+//! manager without raft data first gets into the group ([`joining`]), unless it is the first of its cluster.
 
+mod joining;
 mod terms;
 mod wiring;
 
+use crate::api::time;
 use crate::api::types::node_spec::Availability;
 use crate::api::types::{Cluster, Node, Peer, WeightedPeer};
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
+use crate::raft::membership::Book;
 use crate::raft::{self, Handle, NoPeers, RaftError};
 use crate::services::founding::DEFAULT_CLUSTER;
 use crate::services::health::HealthService;
@@ -19,10 +23,11 @@ use crate::services::proxy::{LeaderLookup, Proxy};
 use crate::services::server::control_socket::{ControlSocket, ControlSocketError};
 use crate::services::server::{self, Listener, ServeError};
 use crate::storage::engines::{EngineOptions, Engines, OpenError};
-use crate::storage::log::LogError;
+use crate::storage::log::{Identity, LogError};
 use crate::storage::seal::{Dek, DekRing};
 use crate::storage::state_dir::StateDir;
 use crate::storage::{By, Store, StoreError};
+use joining::JoinGroupError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,6 +42,20 @@ const MANAGER_WEIGHT: i64 = 10;
 /// Names under which the health service speaks of the raft member and of the Control API.
 const HEALTH_RAFT: &str = "Raft";
 const HEALTH_CONTROL: &str = "ControlAPI";
+
+/// Longest wait until a change of the raft group shows in the list of managers that workers get.
+const MANAGERS_INTERVAL: Duration = Duration::from_millis(250);
+/// The same while there is no list yet: the first session waits for it.
+const FIRST_MANAGER_INTERVAL: Duration = Duration::from_millis(10);
+
+/// How a manager gets into a raft group when it has no raft data.
+#[derive(Debug, Clone)]
+pub enum Entry {
+    /// It is the first of a new group.
+    Found,
+    /// It asks these managers, `host:port`.
+    Join(Vec<String>),
+}
 
 /// How a manager is run.
 pub struct ManagerConfig {
@@ -56,6 +75,7 @@ pub struct ManagerConfig {
     pub election_ticks: u32,
     /// Of this node, when it founds a cluster.
     pub availability: Availability,
+    pub entry: Entry,
     /// Start although the log lost entries; the manager must be alone.
     pub accept_log_loss: bool,
 }
@@ -82,8 +102,20 @@ pub enum ManagerError {
         address: SocketAddr,
         source: std::io::Error,
     },
+    #[error(transparent)]
+    Join(#[from] JoinGroupError),
+    /// The other managers have taken this one out of the raft group.
+    #[error("{}", RaftError::MemberRemoved)]
+    Removed,
     #[error("{0} ended unexpectedly: {1}")]
     Ended(&'static str, String),
+}
+
+/// Why a running manager cannot go on.
+#[derive(Debug, Clone)]
+enum Failure {
+    Removed,
+    Other(String),
 }
 
 /// A running manager.
@@ -98,7 +130,7 @@ pub struct Manager {
     terms: JoinHandle<()>,
     serving: Vec<JoinHandle<Result<(), ServeError>>>,
     /// The first failure of a part that should run for ever.
-    failed: watch::Receiver<Option<String>>,
+    failed: watch::Receiver<Option<Failure>>,
 }
 
 impl Manager {
@@ -107,9 +139,9 @@ impl Manager {
         let started = Instant::now();
         let control = ControlSocket::bind(&config.control_socket, config.control_group)?;
         let (member, store) = start_member(&config).await?;
-        let metrics = start_metrics(&config, &store).await?;
         let (failure, failed) = watch::channel(None);
         let stop_serving = CancellationToken::new();
+        let metrics = start_metrics(&config, &store, &stop_serving).await?;
         let stop_terms = CancellationToken::new();
         let remote_health = HealthService::default();
         remote_health.set_serving(HEALTH_RAFT, true);
@@ -146,7 +178,7 @@ impl Manager {
             tokio::spawn(async move {
                 let result = serving.await;
                 if let Err(error) = &result {
-                    failure.send_replace(Some(format!("{name}: {error}")));
+                    failure.send_replace(Some(Failure::Other(format!("{name}: {error}"))));
                 }
                 result
             })
@@ -201,11 +233,15 @@ impl Manager {
     /// Waits for the failure of a part that should run for ever, and says which.
     pub async fn ended(&self) -> ManagerError {
         let mut failed = self.failed.clone();
-        let reason = match failed.wait_for(Option::is_some).await {
-            Ok(reason) => reason.clone().unwrap_or_default(),
-            Err(_) => "its parts are gone".to_owned(),
+        let failure = match failed.wait_for(Option::is_some).await {
+            Ok(failure) => failure.clone(),
+            Err(_) => None,
         };
-        ManagerError::Ended("the manager", reason)
+        match failure {
+            Some(Failure::Removed) => ManagerError::Removed,
+            Some(Failure::Other(reason)) => ManagerError::Ended("the manager", reason),
+            None => ManagerError::Ended("the manager", "its parts are gone".to_owned()),
+        }
     }
 
     /// Ends everything: no new calls, running ones finish; the term's services in reverse order; the raft
@@ -252,28 +288,60 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
         credentials.node_id().to_owned(),
         credentials.cluster_id().to_owned(),
     );
-    let advertise = config.advertise.to_string();
     let mut raft_config = raft::Config::new(0, state_dir.path().to_owned());
     raft_config.tick = config.raft_tick;
     raft_config.heartbeat_ticks = config.heartbeat_ticks as usize;
     raft_config.election_ticks = config.election_ticks as usize;
     // Opening reads and checks the log: it blocks.
-    let opened = tokio::task::spawn_blocking(move || -> Result<(Handle, Store), ManagerError> {
-        let Engines {
-            db, mut log, loss, ..
-        } = Engines::open(&state_dir, &ring, &options)?;
-        if let Some(loss) = loss {
-            tracing::warn!(%loss, "started on what was left of the log");
+    let Engines {
+        db, mut log, loss, ..
+    } = blocking(move || Ok(Engines::open(&state_dir, &ring, &options)?)).await?;
+    if let Some(loss) = loss {
+        tracing::warn!(%loss, "started on what was left of the log");
+    }
+    let advertise = config.advertise.to_string();
+    let joined = match (log.identity(), &config.entry) {
+        (None, Entry::Join(managers)) => {
+            let (security, remote) = (&config.security, &config.remote);
+            let answer = joining::join(security, remote, config.advertise, managers).await?;
+            tracing::info!(
+                raft_id = format!("{:x}", answer.raft_id),
+                members = answer.members.len(),
+                "joined the raft group"
+            );
+            Some(answer.raft_id)
         }
-        raft_config.raft_id = match log.identity() {
-            Some(identity) => identity.raft_id,
-            None => raft::bootstrap(&mut log, &node_id, &cluster_id, &advertise)?,
+        _ => None,
+    };
+    blocking(move || {
+        raft_config.raft_id = match (log.identity(), joined) {
+            (Some(identity), _) => identity.raft_id,
+            (None, None) => raft::bootstrap(&mut log, &node_id, &cluster_id, &advertise)?,
+            (None, Some(raft_id)) => {
+                let identity = Identity {
+                    raft_id,
+                    node_id,
+                    cluster_id,
+                    address: advertise,
+                    created_unix_s: u64::try_from(time::now().seconds).unwrap_or_default(),
+                };
+                // Everything, its own admission included, comes from the leader.
+                log.claim(identity, &Default::default(), &[])?;
+                raft_id
+            }
         };
         let store = Store::open(db.clone())?;
         let member = Handle::start(raft_config, log, db, store.clone(), Box::new(NoPeers))?;
         Ok((member, store))
-    });
-    opened
+    })
+    .await
+}
+
+/// Runs what blocks beside the network.
+async fn blocking<R: Send + 'static>(
+    work: impl FnOnce() -> Result<R, ManagerError> + Send + 'static,
+) -> Result<R, ManagerError> {
+    tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| ManagerError::Ended("opening the state", error.to_string()))?
 }
@@ -282,11 +350,12 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
 async fn start_metrics(
     config: &ManagerConfig,
     store: &Store,
+    stop: &CancellationToken,
 ) -> Result<Option<Arc<Metrics>>, ManagerError> {
-    let metrics = match Metrics::register(prometheus::default_registry()) {
-        Ok(metrics) => Arc::new(metrics),
+    let metrics = match Metrics::of_process() {
+        Ok(metrics) => metrics,
         Err(error) => {
-            tracing::warn!(%error, "metrics are not shown: another manager of this process shows its own");
+            tracing::warn!(%error, "metrics are not shown");
             return Ok(None);
         }
     };
@@ -296,12 +365,7 @@ async fn start_metrics(
     if let Some(address) = config.metrics {
         let wrong = |source| ManagerError::Metrics { address, source };
         let listener = TcpListener::bind(address).await.map_err(wrong)?;
-        let serving = metrics::serve(
-            listener,
-            metrics.clone(),
-            store.clone(),
-            CancellationToken::new(),
-        );
+        let serving = metrics::serve(listener, metrics.clone(), store.clone(), stop.clone());
         tokio::spawn(async move {
             if let Err(error) = serving.await {
                 tracing::error!(%error, "the metrics page is gone");
@@ -314,15 +378,16 @@ async fn start_metrics(
 /// Reports when the member ends by itself: a manager without raft must not go on answering.
 fn watch_member(
     member: Handle,
-    failure: watch::Sender<Option<String>>,
+    failure: watch::Sender<Option<Failure>>,
     stopping: CancellationToken,
 ) {
     tokio::spawn(async move {
         let end = member.ended().await;
         if !stopping.is_cancelled() {
             let reason = match end {
-                Ok(()) => "the raft member ended".to_owned(),
-                Err(error) => format!("the raft member: {error}"),
+                Err(RaftError::MemberRemoved) => Failure::Removed,
+                Ok(()) => Failure::Other("the raft member ended".to_owned()),
+                Err(error) => Failure::Other(format!("the raft member: {error}")),
             };
             failure.send_replace(Some(reason));
         }
@@ -356,15 +421,45 @@ fn node_names(store: &Store) -> impl Fn(&str) -> String + Send + Sync + 'static 
     }
 }
 
-/// The managers that workers are told of. Alone, that is this node.
-fn managers(config: &ManagerConfig, _member: &Handle) -> watch::Receiver<Vec<WeightedPeer>> {
-    let peer = Peer {
-        node_id: config.security.current().node_id().to_owned(),
-        addr: config.advertise.to_string(),
+/// The managers that workers are told of: all members of the raft group, this one at the address that it
+/// has now. The list follows the group until nobody looks any more; it is empty only until the first entry
+/// of the log is applied.
+fn managers(config: &ManagerConfig, member: &Handle) -> watch::Receiver<Vec<WeightedPeer>> {
+    let (own_id, own_addr) = (member.raft_id(), config.advertise.to_string());
+    let list_of = move |book: &Book| -> Vec<WeightedPeer> {
+        let peers = book.members().map(|member| WeightedPeer {
+            peer: Some(Peer {
+                node_id: member.node_id.clone(),
+                addr: match member.raft_id == own_id {
+                    true => own_addr.clone(),
+                    false => member.addr.clone(),
+                },
+            }),
+            weight: MANAGER_WEIGHT,
+        });
+        peers.collect()
     };
-    let list = vec![WeightedPeer {
-        peer: Some(peer),
-        weight: MANAGER_WEIGHT,
-    }];
-    watch::Sender::new(list).subscribe()
+    let mut seen = member.book();
+    let list = watch::Sender::new(list_of(&seen));
+    let receiver = list.subscribe();
+    let member = member.clone();
+    tokio::spawn(async move {
+        loop {
+            let interval = match seen.is_empty() {
+                true => FIRST_MANAGER_INTERVAL,
+                false => MANAGERS_INTERVAL,
+            };
+            tokio::select! {
+                () = list.closed() => return,
+                _ = member.ended() => return,
+                () = tokio::time::sleep(interval) => {}
+            }
+            let book = member.book();
+            if !Arc::ptr_eq(&seen, &book) {
+                list.send_replace(list_of(&book));
+                seen = book;
+            }
+        }
+    });
+    receiver
 }

@@ -1,35 +1,43 @@
 //! One node: its identity, its addresses, and the supervision of its agent and its manager.
 //!
-//! Every node runs an agent; a node whose certificate says *manager* also runs a manager. A manager's own
-//! agent talks to it over the control socket, any other agent to the managers it knows of. Stopping a node
-//! leaves its tasks running, so that a manager can be upgraded without restarting work.
+//! Every node runs an agent; a node whose certificate says *manager* also runs a manager, from the moment
+//! it gets such a certificate to the moment it gets another ([`supervisor`]). A manager's own agent talks to
+//! it over the control socket, any other agent to the managers it knows of. Stopping a node leaves its tasks
+//! running, so that a manager can be upgraded without restarting work.
 
 pub mod addresses;
+mod changes;
+mod erase;
 mod remotes;
+mod supervisor;
 
 use crate::agent::connect::Broker;
 use crate::agent::dependencies::Dependencies;
 use crate::agent::executor::Executor;
 use crate::agent::key::{KeyError, WorkerKey};
 use crate::agent::remotes::{Remote, SharedRemotes, load};
-use crate::agent::view::{NodeChange, NodeChanges};
 use crate::agent::{Agent, AgentConfig, AgentError, AgentHandle};
 use crate::api::roles::Role;
 use crate::api::types::node_spec::Availability;
-use crate::identity::connect::{ConnectError, connect_control};
-use crate::identity::renewal::{RenewNow, Renewer};
+use crate::identity::SecurityConfig;
+use crate::identity::connect::ConnectError;
+use crate::identity::renewal::Renewer;
 use crate::identity::start::{StartError, StartOptions, load_or_create};
-use crate::identity::{RootCa, SecurityConfig};
-use crate::manager::{Manager, ManagerConfig, ManagerError};
-use crate::services::server::{ServeError, bind_remote};
+use crate::manager::ManagerError;
+use crate::services::server::ServeError;
 use crate::storage::state_dir::{StateDir, StateDirError, create_dir};
 use addresses::{AddressError, DEFAULT_REMOTE_PORT};
+use changes::Changes;
+use erase::EraseError;
 use remotes::{NodeDialer, NodeManagers};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+pub use supervisor::RunningManager;
+use supervisor::{ManagerSettings, Supervisor};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -93,18 +101,24 @@ pub enum NodeError {
     Agent(#[from] AgentError),
     #[error("the task executor cannot be used: {0:#}")]
     Executor(anyhow::Error),
-    #[error(
-        "this node joined as a manager, which is not available yet: join with the worker token"
-    )]
-    JoinAsManager,
+    #[error(transparent)]
+    Erase(#[from] EraseError),
+    #[error("the node was interrupted")]
+    Interrupted,
+    #[error("{0}")]
+    Ended(Arc<NodeError>),
 }
 
 /// A running node.
 pub struct Node {
     agent: AgentHandle,
-    manager: Option<Manager>,
     security: Arc<SecurityConfig>,
-    advertise: Option<SocketAddr>,
+    /// The manager, while there is one.
+    running: watch::Receiver<Option<RunningManager>>,
+    /// Supervises the manager until the node stops.
+    supervision: JoinHandle<()>,
+    /// Why the supervision ended by itself.
+    failed: watch::Receiver<Option<Arc<NodeError>>>,
     /// Ends renewal and the background tasks of the node.
     cancel: CancellationToken,
     /// Held until everything that writes has ended.
@@ -116,43 +130,58 @@ impl Node {
     pub async fn start(config: NodeConfig) -> Result<Node, NodeError> {
         let state_dir = Arc::new(StateDir::open(&config.state_dir)?);
         let security = identity(&config, &state_dir).await?;
-        let is_manager = security.current().role() == Role::Manager;
         let cancel = CancellationToken::new();
-        let local = watch::Sender::new(None::<Channel>);
-        let (manager, advertise) = if is_manager {
-            let (manager, advertise) = start_manager(&config, &state_dir, &security).await?;
-            local.send_replace(Some(connect_control(&config.control_socket).await?));
-            (Some(manager), Some(advertise))
-        } else {
-            (None, None)
-        };
         let remotes = known_managers(&config, &state_dir)?;
-        let own_socket = is_manager.then(|| config.control_socket.clone());
-        let renewer = Renewer::new(
-            security.clone(),
-            Arc::new(NodeManagers::new(remotes.clone(), own_socket)),
-        );
-        let renew_now = renewer.trigger();
+        let (running, seen) = watch::channel(None);
+        let socket = config.control_socket.clone();
+        let managers = NodeManagers::new(remotes.clone(), seen.clone(), socket);
+        let renewer = Renewer::new(security.clone(), Arc::new(managers));
+        let renew = renewer.trigger();
+        let supervisor = Supervisor {
+            settings: ManagerSettings::from(&config),
+            state_dir: state_dir.clone(),
+            security: security.clone(),
+            remotes: remotes.clone(),
+            renew: renew.clone(),
+            running,
+            cancel: cancel.clone(),
+        };
+        supervisor.tidy().await?;
+        let manager = match security.current().role() {
+            Role::Manager => Some(supervisor.start(true).await?),
+            Role::Worker => None,
+        };
         tokio::spawn(renewer.run(cancel.clone()));
-        let broker = Broker::new(
-            remotes,
-            Arc::new(NodeDialer(security.clone())),
-            local.subscribe(),
-        );
-        let agent = start_agent(config, &state_dir, &security, broker, &cancel).await?;
+        let dialer = Arc::new(NodeDialer(security.clone()));
+        let broker = Broker::new(remotes, dialer, own_channel(seen.clone(), cancel.clone()));
+        let agent = start_agent(config, &state_dir, &security, broker, &cancel).await;
+        let agent = match agent {
+            Ok(agent) => agent,
+            Err(error) => {
+                cancel.cancel();
+                if let Some(manager) = manager {
+                    manager.stop().await?;
+                }
+                return Err(error);
+            }
+        };
         let changes = Changes {
             security: security.clone(),
-            renew_now,
-            is_manager,
+            renew,
         };
         tokio::spawn(changes.follow(agent.changes(), cancel.clone()));
-        // The agent's side of this channel must not see it close while the node runs.
-        tokio::spawn(keep(local, cancel.clone()));
+        let (failure, failed) = watch::channel(None);
+        let supervision = tokio::spawn(async move {
+            if let Err(error) = supervisor.run(manager).await {
+                failure.send_replace(Some(Arc::new(error)));
+            }
+        });
         Ok(Node {
             agent,
-            manager,
             security,
-            advertise,
+            running: seen,
+            supervision,
+            failed,
             cancel,
             _state_dir: state_dir,
         })
@@ -167,25 +196,23 @@ impl Node {
         &self.security
     }
 
-    pub fn manager(&self) -> Option<&Manager> {
-        self.manager.as_ref()
-    }
-
-    /// Where others reach this manager.
-    pub fn advertise(&self) -> Option<SocketAddr> {
-        self.advertise
+    /// This node's manager, while it is one.
+    pub fn manager(&self) -> Option<RunningManager> {
+        self.running.borrow().clone()
     }
 
     /// Waits until a part of the node has ended by itself, and says why.
     pub async fn ended(&self) -> NodeError {
+        let mut failed = self.failed.clone();
         let manager = async {
-            match &self.manager {
-                Some(manager) => manager.ended().await,
-                None => std::future::pending().await,
+            match failed.wait_for(Option::is_some).await {
+                Ok(failure) => failure.clone(),
+                // It ended in order, because the node stops.
+                Err(_) => std::future::pending().await,
             }
         };
         tokio::select! {
-            error = manager => error.into(),
+            error = manager => error.map_or(NodeError::Interrupted, NodeError::Ended),
             result = self.agent.ended() => match result {
                 Ok(()) => AgentError::Stopped.into(),
                 Err(error) => error.into(),
@@ -195,13 +222,37 @@ impl Node {
 
     /// Ends the agent, then the manager. Tasks go on running.
     pub async fn stop(self) -> Result<(), NodeError> {
-        self.cancel.cancel();
         let agent = self.agent.stop().await;
-        if let Some(manager) = self.manager {
-            manager.stop().await?;
+        self.end(agent).await
+    }
+
+    /// Waits for the manager and tells how everything ended.
+    async fn end(self, agent: Result<(), AgentError>) -> Result<(), NodeError> {
+        self.cancel.cancel();
+        self.supervision.await.map_err(|_| NodeError::Interrupted)?;
+        if let Some(error) = self.failed.borrow().clone() {
+            return Err(NodeError::Ended(error));
         }
         Ok(agent?)
     }
+}
+
+/// The channel to this node's own manager, for its agent. It is never closed while the node runs.
+fn own_channel(
+    mut running: watch::Receiver<Option<RunningManager>>,
+    cancel: CancellationToken,
+) -> watch::Receiver<Option<Channel>> {
+    let channel_of =
+        |running: &Option<RunningManager>| running.as_ref().map(|running| running.channel.clone());
+    let sender = watch::Sender::new(channel_of(&running.borrow_and_update()));
+    let receiver = sender.subscribe();
+    tokio::spawn(async move {
+        while let Some(Ok(())) = cancel.run_until_cancelled(running.changed()).await {
+            sender.send_replace(channel_of(&running.borrow_and_update()));
+        }
+        cancel.cancelled().await;
+    });
+    receiver
 }
 
 async fn identity(
@@ -215,44 +266,6 @@ async fn identity(
         ..StartOptions::new(state_dir.path())
     };
     Ok(load_or_create(&options).await?)
-}
-
-async fn start_manager(
-    config: &NodeConfig,
-    state_dir: &Arc<StateDir>,
-    security: &Arc<SecurityConfig>,
-) -> Result<(Manager, SocketAddr), NodeError> {
-    let has_raft_data = state_dir.raft_format().exists();
-    if !has_raft_data && !security.current().root().can_sign() {
-        // Without the CA key this node did not found the cluster, so it must join its group.
-        return Err(NodeError::JoinAsManager);
-    }
-    // Checked before anything is bound: with several addresses the operator has to choose.
-    let usable = addresses::usable_addresses().map_err(NodeError::Interfaces)?;
-    addresses::advertise(
-        config.advertise_remote.as_deref(),
-        config.listen_remote,
-        &usable,
-    )?;
-    let remote = bind_remote(config.listen_remote).await?;
-    let bound = remote.local_addr().unwrap_or(config.listen_remote);
-    let advertise = addresses::advertise(config.advertise_remote.as_deref(), bound, &usable)?;
-    let manager = Manager::start(ManagerConfig {
-        state_dir: state_dir.clone(),
-        security: security.clone(),
-        remote,
-        advertise,
-        control_socket: config.control_socket.clone(),
-        control_group: config.control_group,
-        metrics: config.metrics,
-        raft_tick: config.raft_tick,
-        heartbeat_ticks: config.heartbeat_ticks,
-        election_ticks: config.election_ticks,
-        availability: config.availability,
-        accept_log_loss: config.accept_log_loss,
-    })
-    .await?;
-    Ok((manager, advertise))
 }
 
 /// The managers remembered from earlier, or the one to join through.
@@ -315,57 +328,4 @@ async fn start_agent(
         fail_if_untrusted: config.join_addr.is_some(),
     })
     .await?)
-}
-
-/// Keeps a sender alive until the node stops.
-async fn keep<T>(sender: watch::Sender<T>, cancel: CancellationToken) {
-    cancel.cancelled().await;
-    drop(sender);
-}
-
-/// What the node does about what the managers say of it.
-struct Changes {
-    security: Arc<SecurityConfig>,
-    renew_now: RenewNow,
-    is_manager: bool,
-}
-
-impl Changes {
-    async fn follow(self, mut changes: NodeChanges, cancel: CancellationToken) {
-        while let Some(Some(change)) = cancel.run_until_cancelled(changes.next()).await {
-            match change {
-                NodeChange::CertificateRotation => self.renew_now.request(),
-                NodeChange::RootCa(roots) => self.trust(&roots),
-                NodeChange::Role(role) if (role as i32 == 1) != self.is_manager => {
-                    tracing::warn!(
-                        ?role,
-                        "another role is wanted of this node; changing roles is not available yet"
-                    );
-                }
-                NodeChange::Role(_) | NodeChange::DesiredRole(_) | NodeChange::VxlanPort(_) => {}
-            }
-        }
-    }
-
-    /// Trusts other roots if they differ from the present ones.
-    fn trust(&self, roots: &[u8]) {
-        let current = self.security.current();
-        if current.root().roots_pem() == roots {
-            return;
-        }
-        let root = RootCa::trusting(roots, self.security.clock().now());
-        let result = root.map_err(|error| error.to_string()).and_then(|root| {
-            self.security
-                .replace_root(root)
-                .map_err(|error| error.to_string())
-        });
-        match result {
-            Ok(()) => {
-                tracing::info!("the cluster has other root certificates; they are trusted now")
-            }
-            Err(error) => {
-                tracing::error!(%error, "the cluster's new root certificates were not taken over")
-            }
-        }
-    }
 }

@@ -180,6 +180,8 @@ pub enum Applicant {
 #[derive(Debug)]
 pub struct Obtained {
     pub pair: NodePair,
+    /// The role in the certificate.
+    pub role: Role,
     pub kek: Kek,
 }
 
@@ -209,7 +211,11 @@ pub async fn obtain_certificate(
         Some(Role::Manager) => fetch_kek(managers, root, &pair, clock).await?,
         _ => Kek::default(),
     };
-    Ok(Obtained { pair, kek })
+    Ok(Obtained {
+        pair,
+        role: subject.role.unwrap_or(Role::Worker),
+        kek,
+    })
 }
 
 async fn request_certificate(

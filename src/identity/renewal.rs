@@ -3,10 +3,15 @@
 //! A certificate is renewed at a random minute between half and four fifths of its life, so that the
 //! nodes of a cluster do not all come at once (spec 02 section 11). An expired one is renewed at once. The
 //! decision is the pure function [`renewal_time`]; the loop around it only sleeps and asks.
+//!
+//! When a node is to change its role, the renewal is repeated until the managers issue a certificate of
+//! that role; one of a third role is not put to use.
 
 use super::join::{self, Applicant, Backoff, JoinError, Managers};
 use super::key_file::KeyFileError;
 use super::security::{SecurityConfig, SecurityError};
+use crate::api::roles::Role;
+use parking_lot::Mutex;
 use rand::Rng;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +29,14 @@ const RETRY: Backoff = Backoff {
     max: Duration::from_secs(3600),
 };
 
+/// Retries while another role is awaited. The managers grant it as soon as the raft group has let the node
+/// go, usually within seconds.
+const ROLE_RETRY: Backoff = Backoff {
+    base: Duration::from_secs(1),
+    factor: Duration::from_secs(1),
+    max: Duration::from_secs(60),
+};
+
 /// Why a certificate was not renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewalError {
@@ -33,6 +46,8 @@ pub enum RenewalError {
     Save(#[from] KeyFileError),
     #[error("the new certificate could not be put to use: {0}")]
     Use(#[from] SecurityError),
+    #[error("the managers do not yet issue a certificate of a {}", .0.unit())]
+    OtherRole(Role),
 }
 
 /// What the last renewal came to.
@@ -50,17 +65,45 @@ pub struct Renewal {
 pub struct Renewer {
     security: Arc<SecurityConfig>,
     managers: Arc<dyn Managers>,
-    forced: Arc<Notify>,
+    wishes: RenewNow,
     outcome: watch::Sender<Renewal>,
 }
 
 /// Asks a [`Renewer`] to renew soon. At most one such request is remembered.
-#[derive(Clone, Debug)]
-pub struct RenewNow(Arc<Notify>);
+#[derive(Clone, Debug, Default)]
+pub struct RenewNow {
+    forced: Arc<Notify>,
+    expected: Arc<Mutex<Option<Role>>>,
+}
 
 impl RenewNow {
     pub fn request(&self) {
-        self.0.notify_one();
+        self.forced.notify_one();
+    }
+
+    /// Asks for renewals until the certificate has this role. The same wish again changes nothing.
+    pub fn expect(&self, role: Role) {
+        if self.expected.lock().replace(role) != Some(role) {
+            self.request();
+        }
+    }
+
+    /// The certificate may stay as it is.
+    pub fn expect_nothing(&self) {
+        *self.expected.lock() = None;
+    }
+
+    /// A certificate of this role is in use.
+    fn met(&self, role: Role) {
+        let mut expected = self.expected.lock();
+        if *expected == Some(role) {
+            *expected = None;
+        }
+    }
+
+    /// The role that is awaited.
+    pub fn expected(&self) -> Option<Role> {
+        *self.expected.lock()
     }
 }
 
@@ -70,14 +113,14 @@ impl Renewer {
         Renewer {
             security,
             managers,
-            forced: Arc::default(),
+            wishes: RenewNow::default(),
             outcome: watch::Sender::new(Renewal::default()),
         }
     }
 
     /// Asks for a renewal before its time.
     pub fn trigger(&self) -> RenewNow {
-        RenewNow(self.forced.clone())
+        self.wishes.clone()
     }
 
     /// Shows what became of each renewal.
@@ -93,7 +136,7 @@ impl Renewer {
             let wait = Duration::from_secs(u64::try_from(due - now).unwrap_or(0));
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = self.forced.notified() => tokio::time::sleep(FORCED_PAUSE).await,
+                () = self.wishes.forced.notified() => tokio::time::sleep(FORCED_PAUSE).await,
                 () = tokio::time::sleep(wait.min(RECHECK_INTERVAL)) => {
                     if wait > RECHECK_INTERVAL {
                         continue;
@@ -114,9 +157,14 @@ impl Renewer {
         let credentials = self.security.current();
         let (not_before, not_after) = credentials.validity();
         let now = self.security.clock().unix_secs();
-        let failures = self.outcome.borrow().failures;
+        let outcome = self.outcome.borrow();
+        let failures = outcome.failures;
         if failures > 0 || not_after < now {
-            return now + RETRY.wait(failures).as_secs() as i64;
+            let retry = match outcome.error.as_deref() {
+                Some(RenewalError::OtherRole(_)) => ROLE_RETRY,
+                _ => RETRY,
+            };
+            return now + retry.wait(failures).as_secs() as i64;
         }
         let draw = rand::rng().random_range(0.0..1.0);
         renewal_time(not_before, not_after, draw)
@@ -130,7 +178,12 @@ impl Renewer {
                 outcome.error = None;
             }
             Err(error) => {
-                tracing::error!(%error, "renewing the node certificate failed");
+                match &error {
+                    RenewalError::OtherRole(_) => {
+                        tracing::info!(%error, "waiting for another role")
+                    }
+                    error => tracing::error!(%error, "renewing the node certificate failed"),
+                }
                 outcome.failures = outcome.failures.saturating_add(1);
                 outcome.error = Some(Arc::new(error));
             }
@@ -143,14 +196,31 @@ impl Renewer {
         let applicant = Applicant::Member(self.security.clone());
         let clock = self.security.clock();
         let obtained = join::obtain_certificate(&*self.managers, &root, &applicant, clock).await?;
+        let expected = self.wishes.expected();
+        let unexpected = expected.filter(|role| *role != obtained.role);
+        if let Some(role) = unexpected
+            && obtained.role != self.security.current().role()
+        {
+            return Err(RenewalError::OtherRole(role));
+        }
         let pair = obtained.pair;
         self.security
             .key_file()
             .write(&pair.certificate_pem, &pair.key, Some(obtained.kek))?;
         self.security.replace_certificate(&pair)?;
         let (_, not_after) = self.security.current().validity();
-        tracing::info!(not_after, "renewed the node certificate");
-        Ok(())
+        tracing::info!(
+            not_after,
+            role = obtained.role.unit(),
+            "renewed the node certificate"
+        );
+        match unexpected {
+            Some(role) => Err(RenewalError::OtherRole(role)),
+            None => {
+                self.wishes.met(obtained.role);
+                Ok(())
+            }
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use crate::api::types::dispatcher_server::DispatcherServer;
 use crate::api::types::log_broker_server::LogBrokerServer;
 use crate::api::types::logs_server::LogsServer;
 use crate::api::types::resource_allocator_server::ResourceAllocatorServer;
-use crate::raft::Handle;
 use crate::raft::rpc::RaftRpc;
+use crate::raft::{Handle, RaftError};
 use crate::services::admin::{AdminParts, AdminService};
 use crate::services::allocator::Allocator;
 use crate::services::ca::CaService;
@@ -20,7 +20,9 @@ use crate::services::leader::LeaderService;
 use crate::services::logs::LogServices;
 use crate::services::orchestrator::reaper::TaskReaper;
 use crate::services::orchestrator::replicated::ReplicatedOrchestrator;
+use crate::services::proxy::Group;
 use crate::services::resource::ResourceService;
+use crate::services::roles::{GroupControl, RoleManager};
 use crate::services::scheduler::Scheduler;
 use crate::services::server::MESSAGE_BYTES_MAX;
 use crate::storage::{ProposeError, Store};
@@ -37,6 +39,7 @@ pub struct Parts {
     control: ControlService,
     dispatcher: Dispatcher,
     raft: RaftRpc,
+    roles: Arc<RoleManager>,
 }
 
 impl Parts {
@@ -62,6 +65,7 @@ impl Parts {
             control: ControlService::new(store.clone(), members, ControlOptions::default()),
             dispatcher: Dispatcher::new(Settings::default(), managers),
             raft: RaftRpc::new(member.clone()),
+            roles: Arc::new(RoleManager::new(Arc::new(RaftMembers(member.clone())))),
         }
     }
 
@@ -75,6 +79,7 @@ impl Parts {
             Arc::new(OrphanSweep),
             Arc::new(TaskReaper::default()),
             Arc::new(ReplicatedOrchestrator::default()),
+            self.roles.clone(),
             Arc::new(self.dispatcher.clone()),
         ]
     }
@@ -117,18 +122,7 @@ struct RaftMembers(Handle);
 
 impl MembershipView for RaftMembers {
     fn members(&self) -> Option<Vec<control::Member>> {
-        if !self.0.is_member() {
-            return None;
-        }
-        let members = self.0.status().members;
-        let members = members.into_iter().map(|member| control::Member {
-            raft_id: member.raft_id,
-            node_id: member.node_id,
-            addr: member.addr,
-            leader: member.leader,
-            reachable: member.reachable,
-        });
-        Some(members.collect())
+        Group::members(&self.0)
     }
 
     fn read_authority(&self) -> BoxFuture<'_, Result<ReadFrom, ProposeError>> {
@@ -139,5 +133,23 @@ impl MembershipView for RaftMembers {
                 Err(error) => Err(error),
             }
         })
+    }
+}
+
+impl GroupControl for RaftMembers {
+    fn raft_id(&self) -> u64 {
+        self.0.raft_id()
+    }
+
+    fn members(&self) -> Option<Vec<control::Member>> {
+        Group::members(&self.0)
+    }
+
+    fn remove(&self, _raft_id: u64) -> BoxFuture<'static, Result<(), RaftError>> {
+        Box::pin(std::future::ready(Err(RaftError::NoClusterLeader)))
+    }
+
+    fn transfer(&self) -> BoxFuture<'static, Result<(), RaftError>> {
+        Box::pin(std::future::ready(Err(RaftError::NoClusterLeader)))
     }
 }

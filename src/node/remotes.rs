@@ -1,5 +1,6 @@
 //! How the parts of a node find managers: the renewal of its certificate, and its agent's sessions.
 
+use super::supervisor::RunningManager;
 use crate::agent::connect::{DialError, Dialer};
 use crate::agent::remotes::{OBSERVATION, Remote, SharedRemotes};
 use crate::identity::SecurityConfig;
@@ -8,18 +9,25 @@ use crate::identity::join::Managers;
 use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
+use tokio::sync::watch;
 use tonic::transport::Channel;
 
-/// The managers a certificate can be asked from: this node's own first, if it is one.
+/// The managers a certificate can be asked from: this node's own first, while it runs.
 pub struct NodeManagers {
     remotes: SharedRemotes,
-    own_socket: Option<PathBuf>,
+    own: watch::Receiver<Option<RunningManager>>,
+    own_socket: PathBuf,
 }
 
 impl NodeManagers {
-    pub fn new(remotes: SharedRemotes, own_socket: Option<PathBuf>) -> NodeManagers {
+    pub fn new(
+        remotes: SharedRemotes,
+        own: watch::Receiver<Option<RunningManager>>,
+        own_socket: PathBuf,
+    ) -> NodeManagers {
         NodeManagers {
             remotes,
+            own,
             own_socket,
         }
     }
@@ -27,13 +35,11 @@ impl NodeManagers {
 
 impl Managers for NodeManagers {
     fn pick(&self, remote_only: bool) -> Option<Address> {
-        match &self.own_socket {
-            Some(path) if !remote_only => Some(Address::Unix(path.clone())),
-            _ => {
-                let remote = self.remotes.select(&[]).ok()?;
-                Some(Address::tcp(&remote.addr))
-            }
+        if !remote_only && self.own.borrow().is_some() {
+            return Some(Address::Unix(self.own_socket.clone()));
         }
+        let remote = self.remotes.select(&[]).ok()?;
+        Some(Address::tcp(&remote.addr))
     }
 
     fn observe(&self, address: &Address, good: bool) {

@@ -9,6 +9,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use parking_lot::Mutex;
 use prometheus::{Encoder, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -25,7 +26,21 @@ pub struct Metrics {
     counts: Vec<(Table, IntGauge)>,
 }
 
+/// Those of this process, which may be a manager several times in its life.
+static OF_PROCESS: Mutex<Option<Arc<Metrics>>> = Mutex::new(None);
+
 impl Metrics {
+    /// The gauges in the default registry, registered at the first call.
+    pub fn of_process() -> Result<Arc<Metrics>, prometheus::Error> {
+        let mut slot = OF_PROCESS.lock();
+        if let Some(metrics) = &*slot {
+            return Ok(metrics.clone());
+        }
+        let metrics = Arc::new(Metrics::register(prometheus::default_registry())?);
+        *slot = Some(metrics.clone());
+        Ok(metrics)
+    }
+
     /// Registers the gauges; fails when they are registered already or a name is malformed.
     pub fn register(registry: &Registry) -> Result<Metrics, prometheus::Error> {
         let gauge = |name: &str, help: &str| -> Result<IntGauge, prometheus::Error> {

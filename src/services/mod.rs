@@ -15,6 +15,7 @@ pub mod orchestrator;
 pub mod proxy;
 pub mod reconcile;
 pub mod resource;
+pub mod roles;
 pub mod scheduler;
 pub mod server;
 pub mod task_diff;

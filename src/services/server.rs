@@ -22,6 +22,7 @@ use crate::services::proxy::{Proxy, ProxyLayer};
 use control_socket::ControlSocket;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -56,6 +57,8 @@ pub enum ServeError {
         address: SocketAddr,
         source: io::Error,
     },
+    #[error("only the remote port can be listened on twice")]
+    NotRemote,
     #[error("serving {name} failed: {source}")]
     Serve {
         name: String,
@@ -84,6 +87,25 @@ impl Listener {
             Listener::Remote(listener) => listener.local_addr().ok(),
             Listener::Control(_) => None,
         }
+    }
+
+    /// A second listener on the same remote port; each connection goes to one of the two.
+    pub fn duplicate(&self) -> Result<Listener, ServeError> {
+        let Listener::Remote(listener) = self else {
+            return Err(ServeError::NotRemote);
+        };
+        let address = listener.local_addr();
+        let bind = |source| match &address {
+            Ok(address) => ServeError::Bind {
+                address: *address,
+                source,
+            },
+            Err(_) => ServeError::NotRemote,
+        };
+        let fd = listener.as_fd().try_clone_to_owned().map_err(bind)?;
+        TcpListener::from_std(std::net::TcpListener::from(fd))
+            .map(Listener::Remote)
+            .map_err(bind)
     }
 
     fn name(&self) -> String {

@@ -52,10 +52,7 @@ async fn print_welcome(node: &Node, socket: &std::path::Path) -> anyhow::Result<
         root.and_then(|root| root.join_tokens)
             .context("the cluster has no join tokens")
     })?;
-    let address = node
-        .advertise()
-        .map(|address| address.to_string())
-        .unwrap_or_default();
+    let address = manager.advertise();
     println!(
         "A one-node cluster is running. Stop it with Ctrl-C.\n\n\
          Worker token:   {worker}\n\

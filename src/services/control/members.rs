@@ -50,14 +50,26 @@ pub trait MembershipView: Send + Sync + 'static {
     fn read_authority(&self) -> BoxFuture<'_, Result<ReadFrom, ProposeError>>;
 }
 
+/// Why a member must stay: too few reachable ones would remain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortage {
+    /// Reachable members without the one in question.
+    pub reachable: usize,
+    /// How many of them the group needs.
+    pub needed: usize,
+}
+
 /// The quorum rule (spec 03 section 7.4): whether enough reachable members remain without this one.
-pub(super) fn may_remove(members: &[Member], raft_id: u64) -> bool {
+pub fn check_removal(members: &[Member], raft_id: u64) -> Result<(), Shortage> {
     let needed = members.len().saturating_sub(1) / 2 + 1;
     let reachable = members
         .iter()
         .filter(|member| member.raft_id != raft_id && member.reachable)
         .count();
-    reachable >= needed
+    match reachable >= needed {
+        true => Ok(()),
+        false => Err(Shortage { reachable, needed }),
+    }
 }
 
 /// The member that a node is, if it is one.
@@ -113,7 +125,7 @@ mod tests {
         ] {
             let members = members(reachable);
             assert_eq!(
-                may_remove(&members, remove),
+                check_removal(&members, remove).is_ok(),
                 allowed,
                 "{reachable:?} without {remove}"
             );

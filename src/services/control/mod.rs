@@ -43,7 +43,7 @@ use crate::api::types::control_server::ControlServer;
 use crate::storage::{ReadTx, Store, StoreObject, Tx};
 
 pub use error::{Answer, ControlError};
-pub use members::{Member, MembershipView, ReadFrom};
+pub use members::{Member, MembershipView, ReadFrom, Shortage, check_removal};
 pub use orphans::OrphanSweep;
 
 /// Response metadata of reads: index of the log entry that the answer shows.

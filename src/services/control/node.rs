@@ -156,12 +156,13 @@ fn check_demotion(tx: &Tx, node: &Node, members: Option<&[Member]>) -> Answer<()
         kind: "raft member of node",
         id: node.id.clone(),
     })?;
-    if !members::may_remove(members, member.raft_id) {
-        return Err(ControlError::precondition(
-            "can't remove member from the raft: this would result in a loss of quorum",
-        ));
-    }
-    Ok(())
+    members::check_removal(members, member.raft_id).map_err(|shortage| {
+        ControlError::FailedPrecondition(format!(
+            "can't remove member from the raft: this would result in a loss of quorum \
+             (without it {} managers are reachable, {} are needed)",
+            shortage.reachable, shortage.needed
+        ))
+    })
 }
 
 /// Removes a node: revokes its certificate, orphans its tasks, deletes it.

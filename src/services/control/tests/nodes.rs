@@ -102,7 +102,8 @@ async fn demotion_keeps_the_quorum() {
         *bed.group.members.lock() = Some(members.collect());
     };
     let no_quorum = "FailedPrecondition: \
-        can't remove member from the raft: this would result in a loss of quorum";
+        can't remove member from the raft: this would result in a loss of quorum \
+        (without it 1 managers are reachable, 2 are needed)";
 
     group(&[(1, true), (2, true), (3, false)]);
     assert_eq!(demote(&bed, "m1").await, no_quorum);
