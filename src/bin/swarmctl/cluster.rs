@@ -3,7 +3,7 @@
 use crate::Context;
 use crate::resolve::{self, cluster_name, version};
 use clap::{Subcommand, ValueEnum};
-use swarm_manager::api::admin::{StatusRequest, StatusResponse};
+use swarm_manager::api::admin::{MemberStatus, StatusRequest, StatusResponse};
 use swarm_manager::api::types::*;
 use swarm_manager::cli::output::{
     self, Format, Row, message_json, print_json, print_rows, print_text,
@@ -109,18 +109,26 @@ async fn status(context: &mut Context) -> anyhow::Result<()> {
 }
 
 fn status_text(status: &StatusResponse) -> String {
+    let leader = status
+        .members
+        .iter()
+        .find(|member| member.raft_id == status.leader_raft_id && status.leader_raft_id != 0);
     let mut pairs = vec![
         ("Cluster", status.cluster_id.clone()),
         ("Node", status.node_id.clone()),
         ("Version", status.version.clone()),
         (
             "Leader",
-            if status.is_leader {
-                "this node".into()
-            } else {
-                status.leader_node_id.clone()
+            match leader {
+                _ if status.is_leader => "this node".into(),
+                Some(leader) if leader.node_id == status.node_id => {
+                    "this node, not ready yet".into()
+                }
+                Some(leader) => format!("{} at {}", leader.node_id, leader.addr),
+                None => "none".into(),
             },
         ),
+        ("Managers", quorum_text(status)),
         ("Raft term", status.term.to_string()),
         (
             "Raft log",
@@ -151,19 +159,93 @@ fn status_text(status: &StatusResponse) -> String {
     }
     text.push('\n');
     text.push_str(&output::table(
-        &["RAFT ID", "NODE", "ADDRESS", "LEADER", "REACHABLE", "MATCH"],
-        status.members.iter().map(|member| {
-            vec![
-                format!("{:x}", member.raft_id),
-                member.node_id.clone(),
-                member.addr.clone(),
-                if member.leader { "yes" } else { "" }.to_string(),
-                if member.reachable { "yes" } else { "no" }.to_string(),
-                member.match_index.to_string(),
-            ]
-        }),
+        &[
+            "RAFT ID",
+            "NODE",
+            "ADDRESS",
+            "LEADER",
+            "REACHABLE",
+            "MATCH",
+            "LAG",
+        ],
+        status
+            .members
+            .iter()
+            .map(|member| member_cells(status, member)),
     ));
+    if leader.is_none() {
+        text.push_str(&no_leader_text(status));
+    } else if !status.is_leader {
+        text.push_str("\nMatch and lag are known to the leader only.\n");
+    }
     text
+}
+
+fn member_cells(status: &StatusResponse, member: &MemberStatus) -> Vec<String> {
+    // Only the leader knows how far the others are.
+    let (matched, lag) = match status.is_leader {
+        true => (
+            member.match_index.to_string(),
+            status
+                .last_index
+                .saturating_sub(member.match_index)
+                .to_string(),
+        ),
+        false => ("-".to_string(), "-".to_string()),
+    };
+    vec![
+        format!("{:x}", member.raft_id),
+        member.node_id.clone(),
+        member.addr.clone(),
+        if member.leader { "yes" } else { "" }.to_string(),
+        if member.reachable { "yes" } else { "no" }.to_string(),
+        matched,
+        lag,
+    ]
+}
+
+fn quorum_needed(status: &StatusResponse) -> usize {
+    status.members.len() / 2 + 1
+}
+
+fn quorum_text(status: &StatusResponse) -> String {
+    let reachable = status
+        .members
+        .iter()
+        .filter(|member| member.reachable)
+        .count();
+    format!(
+        "{reachable} of {} reachable, {} needed",
+        status.members.len(),
+        quorum_needed(status)
+    )
+}
+
+/// What to do on the bad day: who is missing, and the way out.
+fn no_leader_text(status: &StatusResponse) -> String {
+    let missing: Vec<String> = status
+        .members
+        .iter()
+        .filter(|member| !member.reachable)
+        .map(|member| format!("{} at {}", member.node_id, member.addr))
+        .collect();
+    if missing.is_empty() {
+        return "\nThere is no leader at the moment; the managers are electing one.\n".to_string();
+    }
+    let (needed, total) = (quorum_needed(status), status.members.len());
+    let more = needed.saturating_sub(total - missing.len());
+    if more == 0 {
+        return format!(
+            "\nThere is no leader at the moment. Not reachable: {}.\n",
+            missing.join(", ")
+        );
+    }
+    format!(
+        "\nThe managers have no quorum: {more} more must come back. Missing: {}.\nNothing can be \
+         changed until then; tasks go on running. If the missing managers are lost for good, stop this \
+         one and start it with:\n  swarmd --force-new-cluster (and its usual flags)\n",
+        missing.join(", ")
+    )
 }
 
 async fn list(context: &mut Context, quiet: bool) -> anyhow::Result<()> {
@@ -292,4 +374,57 @@ async fn update(context: &mut Context, command: Command) -> anyhow::Result<()> {
     }
     print_text(&format!("{}\n", cluster.id))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(reachable: &[bool], leader: Option<u64>) -> StatusResponse {
+        let member = |(at, reachable): (usize, &bool)| MemberStatus {
+            raft_id: at as u64 + 1,
+            node_id: format!("n{}", at + 1),
+            addr: format!("10.0.0.{}:2377", at + 1),
+            leader: leader == Some(at as u64 + 1),
+            reachable: *reachable,
+            match_index: 90 + at as u64,
+        };
+        StatusResponse {
+            node_id: "n1".into(),
+            is_leader: leader == Some(1),
+            leader_raft_id: leader.unwrap_or_default(),
+            last_index: 92,
+            members: reachable.iter().enumerate().map(member).collect(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_leader_shows_how_far_the_others_are() {
+        let text = status_text(&status(&[true, true, false], Some(1)));
+        assert!(text.contains("this node"), "{text}");
+        assert!(text.contains("2 of 3 reachable, 2 needed"), "{text}");
+        let line = text.lines().find(|line| line.contains("n1 ")).unwrap();
+        assert!(line.trim_end().ends_with("90     2"), "{line:?}");
+        let follower = status_text(&status(&[true, true], Some(2)));
+        assert!(follower.contains("n2 at 10.0.0.2:2377"), "{follower}");
+        assert!(follower.contains("known to the leader only"), "{follower}");
+    }
+
+    #[test]
+    fn a_lost_quorum_says_who_is_missing_and_what_helps() {
+        let text = status_text(&status(&[true, false, false], None));
+        for part in [
+            "1 of 3 reachable, 2 needed",
+            "1 more must come back",
+            "n2 at 10.0.0.2:2377, n3 at 10.0.0.3:2377",
+            "--force-new-cluster",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let electing = status_text(&status(&[true, true, true], None));
+        assert!(!electing.contains("--force-new-cluster"), "{electing}");
+        let one_away = status_text(&status(&[true, true, false], None));
+        assert!(!one_away.contains("--force-new-cluster"), "{one_away}");
+    }
 }

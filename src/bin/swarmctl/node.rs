@@ -4,9 +4,18 @@ use crate::resolve::{self, Names, node_name, version};
 use crate::{Context, task};
 use anyhow::bail;
 use clap::Subcommand;
+use std::time::Duration;
+use swarm_manager::api::admin::StatusRequest;
 use swarm_manager::api::types::node_spec::Availability;
 use swarm_manager::api::types::*;
 use swarm_manager::cli::output::{Format, Row, message_json, print_json, print_rows, print_text};
+use swarm_manager::services::control::METADATA_APPLIED_INDEX;
+use swarm_manager::services::proxy::{METADATA_READ, READ_LOCAL};
+use tokio::time::Instant;
+use tonic::metadata::MetadataValue;
+
+/// How often a node is looked at while waiting for its role.
+const POLL: Duration = Duration::from_millis(200);
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -15,6 +24,9 @@ pub enum Command {
         /// Only IDs
         #[arg(short, long)]
         quiet: bool,
+        /// From this manager's own copy, which may be old: works without a leader
+        #[arg(long)]
+        stale: bool,
     },
     /// Show one node and its tasks (`self` is the node behind the socket)
     Inspect {
@@ -29,10 +41,11 @@ pub enum Command {
     Pause { node: String },
     /// Move all tasks away from the node
     Drain { node: String },
-    /// Make the node a manager
-    Promote { node: String },
-    /// Make the node a worker
-    Demote { node: String },
+    /// Make nodes managers
+    #[command(after_help = "Example:\n  swarmctl node promote --wait worker-1 worker-2")]
+    Promote(RoleArgs),
+    /// Make nodes workers; refused if too few managers would be left
+    Demote(RoleArgs),
     /// Replace the labels of a node
     Update {
         node: String,
@@ -49,6 +62,18 @@ pub enum Command {
         #[arg(short, long)]
         force: bool,
     },
+}
+
+#[derive(clap::Args)]
+pub struct RoleArgs {
+    #[arg(required = true)]
+    nodes: Vec<String>,
+    /// Wait until the nodes have taken the role
+    #[arg(short, long)]
+    wait: bool,
+    /// Longest wait
+    #[arg(long, default_value = "60s", value_parser = humantime::parse_duration)]
+    timeout: Duration,
 }
 
 #[derive(serde::Serialize)]
@@ -94,13 +119,13 @@ impl Row for NodeRow {
 
 pub async fn run(context: &mut Context, command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Ls { quiet } => list(context, quiet).await,
+        Command::Ls { quiet, stale } => list(context, quiet, stale).await,
         Command::Inspect { node, all } => inspect(context, &node, all).await,
         Command::Activate { node } => availability(context, &node, Availability::Active).await,
         Command::Pause { node } => availability(context, &node, Availability::Pause).await,
         Command::Drain { node } => availability(context, &node, Availability::Drain).await,
-        Command::Promote { node } => role(context, &node, NodeRole::Manager).await,
-        Command::Demote { node } => role(context, &node, NodeRole::Worker).await,
+        Command::Promote(args) => roles(context, args, NodeRole::Manager).await,
+        Command::Demote(args) => roles(context, args, NodeRole::Worker).await,
         Command::Update { node, label } => {
             let labels = crate::flags::pairs(&label)?;
             change(context, &node, |spec| {
@@ -112,13 +137,22 @@ pub async fn run(context: &mut Context, command: Command) -> anyhow::Result<()> 
     }
 }
 
-async fn list(context: &mut Context, quiet: bool) -> anyhow::Result<()> {
-    let nodes = context
-        .control
-        .list_nodes(ListNodesRequest::default())
-        .await?
-        .into_inner()
-        .nodes;
+async fn list(context: &mut Context, quiet: bool, stale: bool) -> anyhow::Result<()> {
+    let mut request = tonic::Request::new(ListNodesRequest::default());
+    if stale {
+        let local = MetadataValue::from_static(READ_LOCAL);
+        request.metadata_mut().insert(METADATA_READ, local);
+    }
+    let answer = context.control.list_nodes(request).await?;
+    if stale && !quiet {
+        let applied = answer.metadata().get(METADATA_APPLIED_INDEX);
+        let applied = applied.and_then(|index| index.to_str().ok());
+        eprintln!(
+            "From this manager's own copy at log index {}; it may be old.",
+            applied.unwrap_or("unknown")
+        );
+    }
+    let nodes = answer.into_inner().nodes;
     if quiet {
         let ids: String = nodes.iter().map(|node| format!("{}\n", node.id)).collect();
         print_text(&ids)?;
@@ -185,8 +219,56 @@ async fn availability(context: &mut Context, wanted: &str, to: Availability) -> 
     change(context, wanted, |spec| spec.set_availability(to)).await
 }
 
-async fn role(context: &mut Context, wanted: &str, to: NodeRole) -> anyhow::Result<()> {
-    change(context, wanted, |spec| spec.set_desired_role(to)).await
+async fn roles(context: &mut Context, args: RoleArgs, to: NodeRole) -> anyhow::Result<()> {
+    for node in &args.nodes {
+        change(context, node, |spec| spec.set_desired_role(to)).await?;
+    }
+    if args.wait {
+        let deadline = Instant::now() + args.timeout;
+        for node in &args.nodes {
+            await_role(context, node, to, deadline).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a node has the role: a manager is a reachable member of the raft group, a worker none.
+async fn await_role(
+    context: &mut Context,
+    wanted: &str,
+    to: NodeRole,
+    deadline: Instant,
+) -> anyhow::Result<()> {
+    let status = context.admin.status(StatusRequest::default()).await?;
+    let own_id = status.into_inner().node_id;
+    let mut is_own = wanted == "self";
+    loop {
+        let node = match resolve::node(context, wanted).await {
+            Ok(node) => node,
+            // The manager behind this socket ends with its demotion.
+            Err(_) if is_own && to == NodeRole::Worker => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        is_own = node.id == own_id;
+        let member = node.manager_status.as_ref();
+        let reached = node.role == to as i32
+            && match to {
+                NodeRole::Manager => member.is_some_and(|member| {
+                    member.reachability == raft_member_status::Reachability::Reachable as i32
+                }),
+                NodeRole::Worker => member.is_none(),
+            };
+        if reached {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "node {wanted} has not become a {} yet; its log says why, and it goes on trying",
+                to.as_str_name().to_lowercase()
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// Applies `edit` to the node's spec; nothing to change is an error, so that scripts notice.
