@@ -115,10 +115,11 @@ fn accept_deprecated(file: &mut protox::prost_reflect::prost_types::FileDescript
     }
 }
 
-/// Methods of our own package. Both services are for managers: callers on the local control socket
+/// Methods of our own package. All services are for managers: callers on the local control socket
 /// count as such, and a peer proves it with its certificate.
-const OWN_METHODS: [&str; 2] = [
+const OWN_METHODS: [&str; 3] = [
     "/swarmmanager.v1.Admin/Status",
+    "/swarmmanager.v1.Node/Leave",
     "/swarmmanager.v1.Peer/Capabilities",
 ];
 

@@ -8,6 +8,7 @@
 pub mod addresses;
 mod changes;
 mod erase;
+pub mod leave;
 mod remotes;
 mod supervisor;
 
@@ -16,7 +17,9 @@ use crate::agent::dependencies::Dependencies;
 use crate::agent::executor::Executor;
 use crate::agent::key::{KeyError, WorkerKey};
 use crate::agent::remotes::{Remote, SharedRemotes, load};
+use crate::agent::worker::Left;
 use crate::agent::{Agent, AgentConfig, AgentError, AgentHandle};
+use crate::api::admin::LeaveNodeResponse;
 use crate::api::roles::Role;
 use crate::api::types::node_spec::Availability;
 use crate::identity::SecurityConfig;
@@ -29,6 +32,7 @@ use crate::storage::state_dir::{StateDir, StateDirError, create_dir};
 use addresses::{AddressError, DEFAULT_REMOTE_PORT};
 use changes::Changes;
 use erase::EraseError;
+use leave::{LeaveAsk, LeaveError, NodeSocket};
 use remotes::{NodeDialer, NodeManagers};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -103,6 +107,8 @@ pub enum NodeError {
     Executor(anyhow::Error),
     #[error(transparent)]
     Erase(#[from] EraseError),
+    #[error(transparent)]
+    Leave(#[from] LeaveError),
     #[error("the node was interrupted")]
     Interrupted,
     #[error("{0}")]
@@ -119,10 +125,12 @@ pub struct Node {
     supervision: JoinHandle<()>,
     /// Why the supervision ended by itself.
     failed: watch::Receiver<Option<Arc<NodeError>>>,
+    /// Where the node can be asked to leave.
+    socket: Option<NodeSocket>,
     /// Ends renewal and the background tasks of the node.
     cancel: CancellationToken,
     /// Held until everything that writes has ended.
-    _state_dir: Arc<StateDir>,
+    state_dir: Arc<StateDir>,
 }
 
 impl Node {
@@ -178,12 +186,13 @@ impl Node {
         });
         Ok(Node {
             agent,
-            security,
             running: seen,
             supervision,
             failed,
+            socket: NodeSocket::start(&state_dir, &security),
+            security,
             cancel,
-            _state_dir: state_dir,
+            state_dir,
         })
     }
 
@@ -220,9 +229,63 @@ impl Node {
         }
     }
 
+    /// Waits until somebody wants the node to leave.
+    pub async fn leave_asked(&self) -> LeaveAsk {
+        match &self.socket {
+            Some(socket) => socket.asked().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Makes ready for leaving: a manager has itself demoted. An error means that the node stays.
+    pub async fn prepare_leave(&self, ask: &LeaveAsk) -> Result<(), LeaveError> {
+        match ask.force {
+            true => Ok(()),
+            false => leave::demote(&self.security, &self.running).await,
+        }
+    }
+
+    /// Removes the tasks, ends everything and erases what the node keeps. The tasks that are left, if that
+    /// was forced, or else an error, are told to who asked.
+    pub async fn leave(mut self, ask: LeaveAsk) -> Result<(), NodeError> {
+        let left = match self.agent.leave().await? {
+            Left::Clean => 0,
+            Left::Remaining(count) => count,
+        };
+        let (socket, state_dir) = (self.socket.take(), self.state_dir.clone());
+        let node_id = self.security.current().node_id().to_owned();
+        let ended = self.end(Ok(())).await;
+        let result = match left {
+            0 => Ok(()),
+            _ if ask.force => Ok(()),
+            count => Err(LeaveError::Tasks(count)),
+        };
+        let result = match result {
+            Ok(()) => tokio::task::spawn_blocking(move || leave::wipe(&state_dir))
+                .await
+                .map_err(|_| NodeError::Interrupted)?,
+            refused => refused,
+        };
+        match &result {
+            Ok(()) => ask.grant(LeaveNodeResponse {
+                node_id,
+                tasks_left: u32::try_from(left).unwrap_or(u32::MAX),
+            }),
+            Err(error) => ask.refuse(error),
+        }
+        if let Some(socket) = socket {
+            socket.stop().await;
+        }
+        result?;
+        ended
+    }
+
     /// Ends the agent, then the manager. Tasks go on running.
-    pub async fn stop(self) -> Result<(), NodeError> {
+    pub async fn stop(mut self) -> Result<(), NodeError> {
         let agent = self.agent.stop().await;
+        if let Some(socket) = self.socket.take() {
+            socket.stop().await;
+        }
         self.end(agent).await
     }
 

@@ -40,6 +40,18 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value_t)]
         log_level: LogLevel,
     },
+    /// Take the node out of its cluster: its tasks are removed, then everything it keeps
+    #[command(
+        after_help = "Example:\n  swarmd leave --state-dir /var/lib/swarmd\n\nRun it beside the running swarmd. The node stays listed as down until `swarmctl node rm`."
+    )]
+    Leave {
+        /// State directory of the node
+        #[arg(short = 'd', long, default_value = "/var/lib/swarmd")]
+        state_dir: PathBuf,
+        /// Also a manager that the others cannot do without, or tasks that cannot be removed
+        #[arg(short, long)]
+        force: bool,
+    },
     /// Print a completion script for a shell
     Completion { shell: clap_complete::Shell },
     /// Supervises one task process; started by the agent only

@@ -6,6 +6,7 @@
 mod args;
 mod dev;
 mod executor;
+mod leave;
 
 use anyhow::{Context as _, bail};
 use args::{Cli, Command, LogLevel, NodeFlags};
@@ -15,8 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use swarm_manager::api::types::node_spec::Availability;
 use swarm_manager::node::addresses::parse_listen;
+use swarm_manager::node::leave::LeaveAsk;
 use swarm_manager::node::{Node, NodeConfig, NodeError};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 /// The whole orderly stop may take this long; then the process ends anyway (spec 03 section 14.3).
@@ -45,6 +47,10 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Shim { .. }) => Ok(swarm_manager::agent::process::shim_main()),
         Some(Command::Completion { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "swarmd", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Leave { state_dir, force }) => {
+            runtime()?.block_on(leave::run(&state_dir, force))?;
             Ok(ExitCode::SUCCESS)
         }
         Some(Command::Dev {
@@ -158,10 +164,69 @@ fn group_id(group: &str) -> anyhow::Result<u32> {
         .with_context(|| format!("--control-group: this system has no group {group:?}"))
 }
 
-/// Runs the node until SIGINT, SIGTERM or a failure, then stops it in order.
+/// Why a node ends.
+enum End {
+    Signal,
+    Failure(NodeError),
+    Leave(LeaveAsk),
+}
+
+/// The signals that end the process in order.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Runs the node until SIGINT, SIGTERM, a failure or a wish that it leaves, then ends it in order.
 pub async fn run_until_signal(node: Node) -> anyhow::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut signals = Signals::new()?;
+    let failure = match until_end(&node, &mut signals).await {
+        End::Leave(ask) => {
+            node.leave(ask).await?;
+            tracing::info!("this node has left its cluster");
+            return Ok(());
+        }
+        End::Signal => {
+            tracing::info!("stopping; tasks go on running");
+            None
+        }
+        End::Failure(error) => {
+            tracing::error!(%error, "stopping after a failure");
+            Some(error)
+        }
+    };
+    let stopped = tokio::select! {
+        stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => stopped,
+        _ = signals.interrupt.recv() => bail!("interrupted while stopping"),
+    };
+    match (failure, stopped) {
+        (Some(error), _) => Err(error.into()),
+        (None, Ok(result)) => Ok(result?),
+        (None, Err(_)) => bail!(
+            "the orderly stop took longer than {} s",
+            STOP_TIMEOUT.as_secs()
+        ),
+    }
+}
+
+/// Waits for the reason to end; says when the node can be used.
+async fn until_end(node: &Node, signals: &mut Signals) -> End {
     let ready = async {
         match node.ready().await {
             Ok(()) => tracing::info!(
@@ -171,28 +236,27 @@ pub async fn run_until_signal(node: Node) -> anyhow::Result<()> {
             // The same failure is the result of `ended`.
             Err(error) => tracing::debug!(%error, "the node will not become ready"),
         }
-        std::future::pending::<()>().await;
+        std::future::pending::<End>().await
     };
-    let failure: Option<NodeError> = tokio::select! {
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
-        () = ready => None,
-        error = node.ended() => Some(error),
-    };
-    match &failure {
-        None => tracing::info!("stopping; tasks go on running"),
-        Some(error) => tracing::error!(%error, "stopping after a failure"),
-    }
-    let stopped = tokio::select! {
-        stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => stopped,
-        _ = interrupt.recv() => bail!("interrupted while stopping"),
-    };
-    match (failure, stopped) {
-        (Some(error), _) => Err(error.into()),
-        (None, Ok(result)) => Ok(result?),
-        (None, Err(_)) => bail!(
-            "the orderly stop took longer than {} s",
-            STOP_TIMEOUT.as_secs()
-        ),
+    tokio::pin!(ready);
+    loop {
+        let ask = tokio::select! {
+            () = signals.any() => return End::Signal,
+            end = &mut ready => return end,
+            error = node.ended() => return End::Failure(error),
+            ask = node.leave_asked() => ask,
+        };
+        tracing::info!(force = ask.force, "this node is to leave its cluster");
+        let prepared = tokio::select! {
+            () = signals.any() => return End::Signal,
+            prepared = node.prepare_leave(&ask) => prepared,
+        };
+        match prepared {
+            Ok(()) => return End::Leave(ask),
+            Err(error) => {
+                tracing::warn!(%error, "this node stays");
+                ask.refuse(&error);
+            }
+        }
     }
 }
