@@ -17,8 +17,9 @@ use crossbeam_channel::Receiver;
 use raft::eraftpb::Entry;
 use std::sync::Arc;
 
-/// Entries applied as one batch.
-const RUN_ENTRIES_MAX: usize = 1024;
+/// Entries applied as one batch. Small, so that the writers of the first entries go on while the rest is
+/// applied: with one large batch the writers and the applier take turns and half the machine idles.
+const RUN_ENTRIES_MAX: usize = 32;
 /// Bytes of entries applied as one batch; a single larger entry is applied alone.
 const RUN_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
@@ -107,14 +108,20 @@ impl<M: Machine> Applier<M> {
                 Err(_) => break,
             }
         }
-        self.apply(entries, bytes)?;
+        while entries.len() > RUN_ENTRIES_MAX {
+            let rest = entries.split_off(RUN_ENTRIES_MAX);
+            self.apply(entries)?;
+            entries = rest;
+        }
+        self.apply(entries)?;
         Ok(next)
     }
 
-    fn apply(&mut self, entries: Vec<Handed>, bytes: u64) -> Result<(), Fatal> {
+    fn apply(&mut self, entries: Vec<Handed>) -> Result<(), Fatal> {
         let Some(last) = entries.last().map(|handed| handed.entry.index) else {
             return Ok(());
         };
+        let bytes: u64 = entries.iter().map(|handed| entry_cost(&handed.entry)).sum();
         let from = self.applied + 1;
         let applied = self.until_there_is_space(|machine| {
             machine.apply(entries.iter().map(committed_entry).collect())

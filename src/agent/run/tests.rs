@@ -264,7 +264,6 @@ async fn a_new_description_opens_a_session_with_the_same_id() {
 }
 
 // 08-A31
-#[ignore = "can hang under a paused clock; to be mended"]
 #[tokio::test(start_paused = true)]
 async fn a_node_comes_back_whatever_its_manager_does() {
     let mut bench = Bench::new();

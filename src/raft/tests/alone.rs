@@ -79,7 +79,7 @@ fn what_waits_during_a_write_becomes_one_write() {
 }
 
 #[test]
-fn entries_that_wait_for_the_applier_become_one_run() {
+fn entries_that_wait_for_the_applier_become_few_runs() {
     let subject = Subject::first();
     let term = subject.leads();
     subject.machine.0.with(|notes| notes.held = true);
@@ -97,7 +97,8 @@ fn entries_that_wait_for_the_applier_become_one_run() {
     subject.machine.wait_for(&299u16.to_be_bytes());
     let runs = subject.machine.0.with(|notes| notes.runs.clone());
     assert_eq!(runs.iter().sum::<usize>(), 300);
-    assert!(runs.len() <= 2, "{runs:?}");
+    // Runs of 32, the first one perhaps shorter.
+    assert!(runs.len() <= 11, "{runs:?}");
     subject.stop();
 }
 

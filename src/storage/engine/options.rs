@@ -73,6 +73,9 @@ pub(super) fn families(options: &DbOptions, cache: &Cache) -> Vec<ColumnFamilyDe
     descriptors
 }
 
+/// Share of a write buffer for the filter of its keys; ten bits each for rows of half a kilobyte.
+const MEMTABLE_FILTER_RATIO: f64 = 0.01;
+
 fn family_options(family: Family, options: &DbOptions, cache: &Cache) -> Options {
     let mut cf = Options::default();
     let buffer_bytes = match family {
@@ -85,6 +88,10 @@ fn family_options(family: Family, options: &DbOptions, cache: &Cache) -> Options
     cf.set_max_write_buffer_number(3);
     // Memory is taken in pieces of this size: small, so that an idle manager stays small.
     cf.set_arena_block_size(64 << 10);
+    // Most look-ups of a transaction are for what must not exist yet: a filter answers those without a
+    // walk through the buffer.
+    cf.set_memtable_prefix_bloom_ratio(MEMTABLE_FILTER_RATIO);
+    cf.set_memtable_whole_key_filtering(true);
     cf.set_level_compaction_dynamic_level_bytes(true);
     cf.set_target_file_size_base(8 << 20);
     cf.set_max_bytes_for_level_base(64 << 20);
