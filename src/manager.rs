@@ -15,7 +15,7 @@ use crate::api::types::{Cluster, Node, Peer, WeightedPeer};
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::raft::membership::Book;
-use crate::raft::{self, Handle, NoPeers, RaftError};
+use crate::raft::{self, Handle, RaftError, Transport};
 use crate::services::founding::DEFAULT_CLUSTER;
 use crate::services::health::HealthService;
 use crate::services::metrics::{self, Metrics};
@@ -47,6 +47,9 @@ const HEALTH_CONTROL: &str = "ControlAPI";
 const MANAGERS_INTERVAL: Duration = Duration::from_millis(250);
 /// The same while there is no list yet: the first session waits for it.
 const FIRST_MANAGER_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Longest wait for another leader before an orderly stop.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a manager gets into a raft group when it has no raft data.
 #[derive(Debug, Clone)]
@@ -244,9 +247,24 @@ impl Manager {
         }
     }
 
-    /// Ends everything: no new calls, running ones finish; the term's services in reverse order; the raft
+    /// Hands leadership to another member, so that nobody waits for an election. Alone there is nobody.
+    async fn hand_over(&self) {
+        let leads = self.member.leadership().borrow().term().is_some();
+        if !leads || self.member.book().len() < 2 {
+            return;
+        }
+        let handing = self.member.transfer_leadership();
+        match tokio::time::timeout(HAND_OVER_TIMEOUT, handing).await {
+            Ok(Ok(())) => tracing::info!("another manager leads now"),
+            Ok(Err(error)) => tracing::warn!(%error, "stopping as the leader"),
+            Err(_) => tracing::warn!("stopping as the leader: nobody took over in time"),
+        }
+    }
+
+    /// Ends everything: leadership goes to another member; no new calls, running ones finish; the term's services in reverse order; the raft
     /// member last, with everything on disk. Takes at most ten seconds.
     pub async fn stop(self) -> Result<(), ManagerError> {
+        self.hand_over().await;
         self.stop_serving.cancel();
         self.stop_terms.cancel();
         if let Err(error) = self.terms.await {
@@ -300,22 +318,31 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
         tracing::warn!(%loss, "started on what was left of the log");
     }
     let advertise = config.advertise.to_string();
-    let joined = match (log.identity(), &config.entry) {
-        (None, Entry::Join(managers)) => {
-            let (security, remote) = (&config.security, &config.remote);
-            let answer = joining::join(security, remote, config.advertise, managers).await?;
+    let store = Store::open(db.clone())?;
+    // A member that has not read of its own admission knows nobody yet, so it asks again.
+    let knows_nobody = store.membership().members.is_empty();
+    let stored = log.identity().map(|identity| identity.raft_id);
+    let joined = match &config.entry {
+        Entry::Join(managers) if stored.is_none() || knows_nobody => {
+            let (security, remote, own) = (&config.security, &config.remote, stored.unwrap_or(0));
+            let answer = joining::join(security, remote, config.advertise, managers, own).await?;
+            if stored.is_some_and(|stored| stored != answer.raft_id) {
+                return Err(ManagerError::Removed);
+            }
             tracing::info!(
                 raft_id = format!("{:x}", answer.raft_id),
                 members = answer.members.len(),
                 "joined the raft group"
             );
-            Some(answer.raft_id)
+            Some(answer)
         }
         _ => None,
     };
-    blocking(move || {
-        raft_config.raft_id = match (log.identity(), joined) {
-            (Some(identity), _) => identity.raft_id,
+    let known = joined.as_ref().map_or(&[][..], |answer| &answer.members);
+    let known = known.to_vec();
+    let (log, raft_id) = blocking(move || {
+        let raft_id = match (stored, joined.map(|answer| answer.raft_id)) {
+            (Some(stored), _) => stored,
             (None, None) => raft::bootstrap(&mut log, &node_id, &cluster_id, &advertise)?,
             (None, Some(raft_id)) => {
                 let identity = Identity {
@@ -330,11 +357,19 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
                 raft_id
             }
         };
-        let store = Store::open(db.clone())?;
-        let member = Handle::start(raft_config, log, db, store.clone(), Box::new(NoPeers))?;
-        Ok((member, store))
+        Ok((log, raft_id))
     })
-    .await
+    .await?;
+    raft_config.raft_id = raft_id;
+    let (transport, attach) = Transport::new(raft_id, config.security.clone(), &known);
+    let opened = store.clone();
+    let member = blocking(move || {
+        let outbox = Box::new(transport);
+        Ok(Handle::start(raft_config, log, db, opened, outbox)?)
+    })
+    .await?;
+    attach.attach(&member);
+    Ok((member, store))
 }
 
 /// Runs what blocks beside the network.

@@ -14,6 +14,8 @@ mod leave;
 mod process;
 #[path = "cluster/refusals.rs"]
 mod refusals;
+#[path = "cluster/roles.rs"]
+mod roles;
 #[path = "cluster/secrecy.rs"]
 mod secrecy;
 #[path = "cluster/stack.rs"]

@@ -20,12 +20,14 @@ use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::identity::connect::{ConnectError, connect_manager};
 use crate::raft::RaftError;
+use crate::raft::rpc::METADATA_RAFT_ID;
 use crate::services::health::{HealthService, RAFT};
 use crate::services::server::{self, Listener, MESSAGE_BYTES_MAX, ServeError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -60,12 +62,13 @@ pub enum JoinGroupError {
 }
 
 /// Asks the managers, one after the other, to let this node into the group; any of them passes the
-/// request on to the leader.
+/// request on to the leader. `stored` is the raft ID that this node has, 0 without raft data.
 pub async fn join(
     security: &Arc<SecurityConfig>,
     remote: &Listener,
     advertise: SocketAddr,
     managers: &[String],
+    stored: u64,
 ) -> Result<JoinResponse, JoinGroupError> {
     if managers.is_empty() {
         return Err(JoinGroupError::NoManager);
@@ -79,7 +82,7 @@ pub async fn join(
         stand_in_routes(),
         stop.clone(),
     ));
-    let result = ask_all(security, advertise, managers).await;
+    let result = ask_all(security, advertise, managers, stored).await;
     stop.cancel();
     let abort = stand_in.abort_handle();
     if tokio::time::timeout(STAND_IN_END_TIMEOUT, stand_in)
@@ -95,6 +98,7 @@ async fn ask_all(
     security: &SecurityConfig,
     advertise: SocketAddr,
     managers: &[String],
+    stored: u64,
 ) -> Result<JoinResponse, JoinGroupError> {
     let mut last = JoinGroupError::NoManager;
     for round in 0..ROUNDS_MAX {
@@ -102,7 +106,7 @@ async fn ask_all(
             tokio::time::sleep(ROUND_PAUSE).await;
         }
         for address in managers {
-            match ask(security, advertise, address).await {
+            match ask(security, advertise, address, stored).await {
                 Ok(response) => return Ok(response),
                 Err(error) => {
                     tracing::warn!(%error, round, "not in the raft group yet");
@@ -118,12 +122,16 @@ async fn ask(
     security: &SecurityConfig,
     advertise: SocketAddr,
     address: &str,
+    stored: u64,
 ) -> Result<JoinResponse, JoinGroupError> {
     let channel = connect_manager(security, address).await?;
     let mut request = Request::new(JoinRequest {
         addr: advertise.to_string(),
     });
     request.set_timeout(JOIN_TIMEOUT);
+    request
+        .metadata_mut()
+        .insert(METADATA_RAFT_ID, MetadataValue::from(stored));
     let answer = RaftMembershipClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .join(request)

@@ -6,7 +6,7 @@ use crate::api::types::dispatcher_server::DispatcherServer;
 use crate::api::types::log_broker_server::LogBrokerServer;
 use crate::api::types::logs_server::LogsServer;
 use crate::api::types::resource_allocator_server::ResourceAllocatorServer;
-use crate::raft::rpc::RaftRpc;
+use crate::raft::rpc::{RaftRpc, SecureDialBack};
 use crate::raft::{Handle, RaftError};
 use crate::services::admin::{AdminParts, AdminService};
 use crate::services::allocator::Allocator;
@@ -64,7 +64,10 @@ impl Parts {
             ca: CaService::new(store.clone(), config.security.clone()),
             control: ControlService::new(store.clone(), members, ControlOptions::default()),
             dispatcher: Dispatcher::new(Settings::default(), managers),
-            raft: RaftRpc::new(member.clone()),
+            raft: RaftRpc::new(
+                member.clone(),
+                Arc::new(SecureDialBack(config.security.clone())),
+            ),
             roles: Arc::new(RoleManager::new(Arc::new(RaftMembers(member.clone())))),
         }
     }
@@ -145,11 +148,13 @@ impl GroupControl for RaftMembers {
         Group::members(&self.0)
     }
 
-    fn remove(&self, _raft_id: u64) -> BoxFuture<'static, Result<(), RaftError>> {
-        Box::pin(std::future::ready(Err(RaftError::NoClusterLeader)))
+    fn remove(&self, raft_id: u64) -> BoxFuture<'static, Result<(), RaftError>> {
+        let member = self.0.clone();
+        Box::pin(async move { member.remove_member(raft_id).await })
     }
 
     fn transfer(&self) -> BoxFuture<'static, Result<(), RaftError>> {
-        Box::pin(std::future::ready(Err(RaftError::NoClusterLeader)))
+        let member = self.0.clone();
+        Box::pin(async move { member.transfer_leadership().await })
     }
 }

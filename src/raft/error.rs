@@ -65,6 +65,9 @@ pub enum Fatal {
     /// The consensus library refused something that it must accept.
     #[error("consensus: {0}")]
     Library(String),
+    /// Not a failure: the group goes on without this member.
+    #[error("{}", RaftError::MemberRemoved)]
+    Removed,
     /// The other of the two threads is gone.
     #[error("the {0} thread has ended")]
     ThreadGone(&'static str),

@@ -8,6 +8,8 @@
 //! The decision whether a proposal is welcome is made under the same lock as the queue itself. So when
 //! leadership ends, nothing of the old term can slip in behind the marker that fails its transactions.
 
+use super::changes::Change;
+use super::error::RaftError;
 use super::retention::Retention;
 use crate::storage::proposer::{HistoryError, MAX_REQUEST_BYTES};
 use crate::storage::{Proposal, ProposeError};
@@ -29,7 +31,7 @@ const PROPOSAL_BYTES_PER_TURN: usize = 1024 * 1024;
 const MESSAGES_MAX: usize = 4096;
 /// Messages taken per turn.
 const MESSAGES_PER_TURN: usize = 1024;
-/// Requests (history, confirmed reads) that may wait.
+/// Requests that may wait.
 const REQUESTS_MAX: usize = 4096;
 
 /// A piece of history: requests of normal entries, and the index up to which it reaches.
@@ -50,6 +52,16 @@ pub enum Request {
     ReadIndex {
         reply: tokio::sync::oneshot::Sender<Result<u64, ProposeError>>,
     },
+    /// Another configuration of the group.
+    Change(Change),
+    /// Leadership is to go to another member; answered when that has begun.
+    Transfer {
+        reply: tokio::sync::oneshot::Sender<Result<(), RaftError>>,
+    },
+    /// A message did not reach a member.
+    Unreachable { raft_id: u64 },
+    /// Another member says that this one was removed.
+    Removed,
 }
 
 /// How far the applier is. The newest report replaces older ones.

@@ -113,6 +113,8 @@ pub fn start<L: LogStore, M: Machine>(
 ) -> Result<Handle, RaftError> {
     let failure = ReadFailure::default();
     let book = Book::new(applied.membership.members, applied.membership.removed);
+    let mut outbox = outbox;
+    outbox.follow(&book);
     let shared = Arc::new(shared(
         &config,
         &log,
@@ -125,6 +127,7 @@ pub fn start<L: LogStore, M: Machine>(
     let space = Space::new(config.state_dir.clone(), config.reserve_bytes);
     let conf_state = convert::conf_state_to_library(applied.membership.conf_state);
     let view = LogView::new(log, conf_state, failure.clone());
+    let removed = book.is_removed(config.raft_id);
     let node = Node {
         raw: library(&config, applied.index, view)?,
         outbox,
@@ -139,6 +142,9 @@ pub fn start<L: LogStore, M: Machine>(
         applied_bytes: 0,
         campaign: true,
         reads: Reads::default(),
+        change: None,
+        last_change: 0,
+        removed,
         upkeep: Upkeep::new(life, config.log_bytes_max),
         space,
         tick: config.tick,
@@ -234,6 +240,7 @@ fn thread<T: Send + 'static>(
 /// Runs a thread's loop. What it owns is not dropped when it panics.
 fn supervise(run: impl FnOnce() -> Result<(), Fatal>, failure: &ReadFailure) -> End {
     match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Err(Fatal::Removed)) => Err(RaftError::MemberRemoved),
         Ok(result) => result.map_err(|fatal| RaftError::Stopped(fatal.to_string())),
         Err(panic) => {
             let read = failure.lock().take();
@@ -244,7 +251,9 @@ fn supervise(run: impl FnOnce() -> Result<(), Fatal>, failure: &ReadFailure) -> 
 }
 
 fn report(thread: &str, end: &End, on_death: &OnDeath) {
-    if let Err(error) = end {
+    if let Err(error) = end
+        && *error != RaftError::MemberRemoved
+    {
         tracing::error!(thread, %error, "a thread of the raft member ended: ending the process");
         on_death(&error.to_string());
     }

@@ -27,9 +27,11 @@ pub mod convert;
 pub mod membership;
 pub mod rpc;
 
+mod admission;
 mod applier;
 mod assembly;
 mod bootstrap;
+mod changes;
 mod disk;
 mod error;
 mod handle;
@@ -44,6 +46,7 @@ mod reads;
 mod ready;
 mod retention;
 mod space;
+mod transport;
 mod upkeep;
 
 #[cfg(test)]
@@ -51,8 +54,10 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use bootstrap::new_raft_id;
 pub use disk::bootstrap;
 pub use error::RaftError;
 pub use handle::{End, Handle, Leadership, MemberView, Status};
 pub use member::{Config, OnDeath};
 pub use outbox::{NoPeers, Outbox};
+pub use transport::Transport;

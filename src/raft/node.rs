@@ -12,6 +12,7 @@
 //! dropped, never made up for (settled R1).
 
 use super::applier::Task;
+use super::changes::Pending;
 use super::error::Fatal;
 use super::handle::{Leadership, Shared};
 use super::inbox::{Intake, Wishes};
@@ -60,6 +61,11 @@ pub(super) struct Node<L: LogStore> {
     /// Campaign without waiting for an election timeout, if this member is alone.
     pub campaign: bool,
     pub reads: Reads,
+    /// The change of the group under way, and the number of the last one.
+    pub change: Option<Pending>,
+    pub last_change: u64,
+    /// This member was removed from the group.
+    pub removed: bool,
     pub upkeep: Upkeep,
     pub space: Space,
     pub tick: Duration,
@@ -73,6 +79,8 @@ enum Next {
     Stop,
     /// The same, while a write waits for space on the disk: it will never be made.
     Abandon,
+    /// This member is not one of the group any more.
+    Removed,
 }
 
 impl<L: LogStore> Node<L> {
@@ -89,6 +97,11 @@ impl<L: LogStore> Node<L> {
                 Next::Turn => {}
                 Next::Stop => return self.finish(),
                 Next::Abandon => return self.end_threads(false),
+                Next::Removed => {
+                    tracing::warn!("this manager was removed from the raft group");
+                    self.end_threads(true)?;
+                    return Err(Fatal::Removed);
+                }
             }
         }
     }
@@ -147,10 +160,11 @@ impl<L: LogStore> Node<L> {
             self.keep_up(now)?;
             self.publish();
         }
-        match intake.stop {
-            true => Ok(Next::Stop),
-            false => Ok(Next::Turn),
-        }
+        Ok(match (self.removed, intake.stop) {
+            (true, _) => Next::Removed,
+            (false, true) => Next::Stop,
+            (false, false) => Next::Turn,
+        })
     }
 
     fn take_progress(&mut self, intake: &Intake) -> Result<(), Fatal> {
@@ -309,12 +323,18 @@ impl<L: LogStore> Node<L> {
                     .leadership
                     .send_replace(Leadership::Follower { leader });
                 self.reads.fail(&ProposeError::LostLeadership);
+                self.fail_change();
                 match began {
                     true => self.send_task(Task::EndTerm(why)),
                     false => Ok(()),
                 }
             }
         }
+    }
+
+    /// Whether the services were told that this member leads.
+    pub(super) fn is_signalled(&self) -> bool {
+        matches!(self.phase, Phase::Signalled { .. })
     }
 
     /// The leader's raft ID, if one is known.
@@ -346,8 +366,10 @@ impl<L: LogStore> Node<L> {
             let mut wishes = self.wishes();
             wishes.progress = true;
             let intake = self.shared.inbox.wait(wishes, until);
-            if let Next::Abandon = self.turn(intake)? {
-                return self.end_threads(false);
+            match self.turn(intake)? {
+                Next::Abandon => return self.end_threads(false),
+                Next::Removed => break,
+                Next::Turn | Next::Stop => {}
             }
         }
         self.end_threads(true)

@@ -1,13 +1,22 @@
 //! Where the member's messages for other members go.
 
+use super::membership::Book;
 use crate::api::raftpb;
 
 /// Takes messages for other members off the raft thread.
 ///
-/// `send` never blocks: an implementation has a bounded queue per peer and drops what does not fit,
+/// Nothing here blocks: an implementation has a bounded queue per peer and drops what does not fit,
 /// which the protocol repairs by itself. Messages of one call keep their order per receiver.
 pub trait Outbox: Send + 'static {
     fn send(&mut self, messages: Vec<raftpb::Message>);
+
+    /// The group has other members now.
+    fn follow(&mut self, _book: &Book) {}
+
+    /// Whether there is contact with a member, if the implementation knows.
+    fn is_active(&self, _raft_id: u64) -> Option<bool> {
+        None
+    }
 }
 
 /// The outbox of a member without a transport: there is nobody to reach.

@@ -120,6 +120,12 @@ impl<L: LogStore> Node<L> {
                     let _ = reply.send(self.history(from, to));
                 }
                 Request::ReadIndex { reply } => readers.push(reply),
+                Request::Change(change) => self.propose_change(change),
+                Request::Transfer { reply } => {
+                    let _ = reply.send(self.transfer());
+                }
+                Request::Unreachable { raft_id } => self.raw.report_unreachable(raft_id),
+                Request::Removed => self.removed = true,
             }
         }
         if readers.is_empty() {
@@ -173,7 +179,11 @@ impl<L: LogStore> Node<L> {
                 node_id: member.node_id.clone(),
                 addr: member.addr.clone(),
                 leader: self.leader() == Some(member.raft_id),
-                reachable: own || !leads || progress.is_some_and(|p| p.recent_active),
+                reachable: own
+                    || self
+                        .outbox
+                        .is_active(member.raft_id)
+                        .unwrap_or(!leads || progress.is_some_and(|p| p.recent_active)),
                 match_index: match leads {
                     true => progress.map_or(0, |p| p.matched),
                     false => 0,

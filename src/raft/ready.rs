@@ -170,6 +170,11 @@ impl<L: LogStore> Node<L> {
         tracing::info!(index = entry.index, ?outcome, "raft configuration change");
         self.shared.book.store(self.book.clone().into());
         let conf_state = self.apply_to_library(entry, kind, &change)?;
+        self.outbox.follow(&self.book);
+        self.change_applied(&change);
+        if self.book.is_removed(self.raw.raft.id) {
+            self.removed = true;
+        }
         Ok(Membership {
             conf_state: convert::conf_state_from_library(conf_state),
             members: self.book.members().cloned().collect(),

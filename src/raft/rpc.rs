@@ -4,23 +4,23 @@
 //! failures are answered with success and dropped, because the protocol repairs a lost message and a
 //! sender could do nothing about an error. The one answer that a sender acts on is "you were removed".
 //!
-//! Other managers cannot join yet: `Join` says so, and `Leave` answers for a group of one.
+//! Joining and leaving are in [`admission`].
 
+pub use super::admission::{DialBack, METADATA_RAFT_ID, SecureDialBack};
 use super::assembly::{Assembly, ChunkError};
 use super::convert::{self, ConvertError};
 use super::error::RaftError;
 use super::handle::Handle;
 use super::membership::Book;
 use crate::api::raftpb;
-use crate::api::types::raft_membership_server::{RaftMembership, RaftMembershipServer};
+use crate::api::types::raft_membership_server::RaftMembershipServer;
 use crate::api::types::raft_server::{Raft, RaftServer};
 use crate::api::types::{
-    JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, ProcessRaftMessageRequest,
-    ProcessRaftMessageResponse, ResolveAddressRequest, ResolveAddressResponse,
-    StreamRaftMessageRequest, StreamRaftMessageResponse,
+    ProcessRaftMessageRequest, ProcessRaftMessageResponse, ResolveAddressRequest,
+    ResolveAddressResponse, StreamRaftMessageRequest, StreamRaftMessageResponse,
 };
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 /// Largest message or chunk, the peer's limit (spec 03 section 1).
@@ -31,15 +31,20 @@ const ASSEMBLIES_MAX: usize = 4;
 /// Serves both services for one member.
 #[derive(Clone)]
 pub struct RaftRpc {
-    member: Handle,
+    pub(super) member: Handle,
     assemblies: Arc<Semaphore>,
+    pub(super) dial_back: Arc<dyn DialBack>,
+    /// Held while the group is being changed.
+    pub(super) membership: Arc<Mutex<()>>,
 }
 
 impl RaftRpc {
-    pub fn new(member: Handle) -> RaftRpc {
+    pub fn new(member: Handle, dial_back: Arc<dyn DialBack>) -> RaftRpc {
         RaftRpc {
             member,
             assemblies: Arc::new(Semaphore::new(ASSEMBLIES_MAX)),
+            dial_back,
+            membership: Arc::default(),
         }
     }
 
@@ -78,7 +83,8 @@ impl RaftRpc {
 
     fn reason_to_drop(&self, book: &Book, message: &raftpb::Message) -> Option<&'static str> {
         let kind = message.r#type.unwrap_or_default();
-        let vote = kind == raftpb::MessageType::MsgVote as i32;
+        let vote = kind == raftpb::MessageType::MsgVote as i32
+            || kind == raftpb::MessageType::MsgPreVote as i32;
         if vote && book.member(message.from()).is_none() {
             return Some("the candidate is unknown");
         }
@@ -138,7 +144,7 @@ fn chunk_status(error: ChunkError) -> Status {
 }
 
 /// A plain error of the group, which carries no code of its own (spec 03 section 2).
-fn plain(error: RaftError) -> Status {
+pub(super) fn plain(error: RaftError) -> Status {
     Status::unknown(error.to_string())
 }
 
@@ -175,50 +181,5 @@ impl Raft for RaftRpc {
             })),
             None => Err(Status::not_found(format!("member {raft_id:x} not found"))),
         }
-    }
-}
-
-#[tonic::async_trait]
-impl RaftMembership for RaftRpc {
-    async fn join(&self, _request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
-        let refusal = |error: RaftError| Status::failed_precondition(error.to_string());
-        if !self.member.is_member() {
-            return Err(refusal(RaftError::NoRaftMember));
-        }
-        if self.member.leadership().borrow().term().is_none() {
-            return Err(refusal(RaftError::LostLeadership));
-        }
-        Err(Status::failed_precondition(
-            "joining further managers is not available yet: join this node as a worker, with a worker \
-             token",
-        ))
-    }
-
-    async fn leave(
-        &self,
-        request: Request<LeaveRequest>,
-    ) -> Result<Response<LeaveResponse>, Status> {
-        let Some(node) = request.into_inner().node else {
-            return Err(Status::invalid_argument("no node information provided"));
-        };
-        if !self.member.is_member() {
-            return Err(plain(RaftError::NoRaftMember));
-        }
-        if self.member.leadership().borrow().term().is_none() {
-            return Err(plain(RaftError::LostLeadership));
-        }
-        let book = self.member.book();
-        if !book.may_remove(node.raft_id, |id| id == self.member.raft_id()) {
-            return Err(plain(RaftError::CannotRemoveMember));
-        }
-        if book.is_removed(node.raft_id) {
-            return Err(plain(RaftError::IdRemoved));
-        }
-        if book.member(node.raft_id).is_none() {
-            return Err(plain(RaftError::IdNotFound));
-        }
-        Err(Status::failed_precondition(
-            "removing a manager from the raft group is not available yet",
-        ))
     }
 }

@@ -8,11 +8,45 @@ use crate::api::types::{
     JoinRequest, LeaveRequest, ProcessRaftMessageRequest, ResolveAddressRequest,
     StreamRaftMessageRequest,
 };
-use crate::raft::rpc::{MESSAGE_BYTES_MAX, RaftRpc};
+use crate::raft::rpc::{DialBack, MESSAGE_BYTES_MAX, METADATA_RAFT_ID, RaftRpc};
 use crate::raft::testing::Notes;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Code;
 use tonic::transport::{Channel, Server};
+
+/// Only port 1 cannot be reached.
+struct Reachable;
+
+impl DialBack for Reachable {
+    fn check(&self, addr: String) -> futures::future::BoxFuture<'_, Result<(), tonic::Status>> {
+        let result = match addr.ends_with(":1") {
+            true => Err(tonic::Status::unavailable("nobody answers")),
+            false => Ok(()),
+        };
+        Box::pin(std::future::ready(result))
+    }
+}
+
+/// Every request is one of this manager.
+#[derive(Clone)]
+struct ByNode(&'static str);
+
+impl tonic::service::Interceptor for ByNode {
+    fn call(
+        &mut self,
+        mut request: tonic::Request<()>,
+    ) -> Result<tonic::Request<()>, tonic::Status> {
+        request.extensions_mut().insert(crate::identity::Caller {
+            node_id: self.0.to_owned(),
+            organization: String::new(),
+            role: None,
+            remote_addr: Some("192.0.2.7:4000".parse().unwrap()),
+            forwarded_by: None,
+            local: false,
+        });
+        Ok(request)
+    }
+}
 
 /// A member that was told of a removed one, and a connection to its services.
 struct Served {
@@ -28,10 +62,11 @@ async fn serve() -> Served {
     let mut leadership = subject.member.leadership();
     let leads = leadership.wait_for(|now| now.term().is_some()).await;
     leads.unwrap();
-    let rpc = RaftRpc::new(subject.member.clone());
+    let rpc = RaftRpc::new(subject.member.clone(), Arc::new(Reachable));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = Server::builder()
+        .layer(tonic::service::InterceptorLayer::new(ByNode("node2")))
         .add_service(rpc.raft_server())
         .add_service(rpc.membership_server())
         .serve_with_incoming(TcpListenerStream::new(listener));
@@ -183,14 +218,39 @@ async fn addresses_and_membership() {
     );
 
     let mut membership = RaftMembershipClient::new(served.channel.clone());
-    let addr = "10.0.0.2:2377".to_owned();
-    let join = membership.join(JoinRequest { addr }).await.unwrap_err();
-    assert_eq!(join.code(), Code::FailedPrecondition);
-    assert!(
-        join.message().contains("not available yet"),
-        "{}",
-        join.message()
-    );
+    let joining = |addr: &str, stored: Option<&str>| {
+        let addr = addr.to_owned();
+        let mut request = tonic::Request::new(JoinRequest { addr });
+        if let Some(stored) = stored {
+            let stored = stored.parse().unwrap();
+            request.metadata_mut().insert(METADATA_RAFT_ID, stored);
+        }
+        request
+    };
+    // 03-A6
+    for (request, code, text) in [
+        (
+            joining("bad", Some("0")),
+            Code::InvalidArgument,
+            "invalid address bad in raft join request",
+        ),
+        (
+            joining("10.0.0.2:1", Some("0")),
+            Code::Unavailable,
+            "could not connect to prospective new cluster member using its advertised address: \
+             nobody answers",
+        ),
+        (
+            joining("10.0.0.2:2377", None),
+            Code::FailedPrecondition,
+            "a Docker Engine cannot be a manager beside this product's managers: let it join as a \
+             worker, with a worker token",
+        ),
+    ] {
+        let refused = membership.join(request).await.unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (code, text));
+    }
+    assert_eq!(served.subject.member.book().len(), 1);
 
     let nobody = membership
         .leave(LeaveRequest { node: None })
