@@ -115,8 +115,23 @@ impl Handle {
         self.shared.leadership.subscribe()
     }
 
+    /// What the member published last; the ends of its log are those of now.
     pub fn status(&self) -> Status {
-        self.shared.status.lock().clone()
+        let mut status = self.shared.status.lock().clone();
+        status.last = status.last.max(self.shared.last.load(Ordering::Acquire));
+        status.commit = status
+            .commit
+            .max(self.shared.commit.load(Ordering::Acquire));
+        if status.is_leader {
+            let own = status
+                .members
+                .iter_mut()
+                .find(|member| member.raft_id == status.raft_id);
+            if let Some(own) = own {
+                own.match_index = status.last;
+            }
+        }
+        status
     }
 
     /// Whether the member runs.
