@@ -20,11 +20,11 @@ use crate::services::founding::DEFAULT_CLUSTER;
 use crate::services::health::HealthService;
 use crate::services::metrics::{self, Metrics};
 use crate::services::proxy::{LeaderLookup, Proxy};
+use crate::services::rekey::Rekey;
 use crate::services::server::control_socket::{ControlSocket, ControlSocketError};
 use crate::services::server::{self, Listener, ServeError};
 use crate::storage::engines::{EngineOptions, Engines, OpenError};
 use crate::storage::log::{Identity, LogError};
-use crate::storage::seal::{Dek, DekRing};
 use crate::storage::state_dir::StateDir;
 use crate::storage::{By, Store, StoreError};
 use joining::JoinGroupError;
@@ -125,6 +125,7 @@ enum Failure {
 pub struct Manager {
     member: Handle,
     store: Store,
+    rekey: Rekey,
     control_socket: PathBuf,
     /// Ends the listeners.
     stop_serving: CancellationToken,
@@ -145,6 +146,11 @@ impl Manager {
         let (failure, failed) = watch::channel(None);
         let stop_serving = CancellationToken::new();
         let metrics = start_metrics(&config, &store, &stop_serving).await?;
+        let rekey = Rekey::start(
+            config.security.key_file().clone(),
+            store.clone(),
+            member.clone(),
+        );
         let stop_terms = CancellationToken::new();
         let remote_health = HealthService::default();
         remote_health.set_serving(HEALTH_RAFT, true);
@@ -155,6 +161,7 @@ impl Manager {
             &config,
             &member,
             &store,
+            &rekey,
             started,
             managers(&config, &member),
         );
@@ -216,6 +223,7 @@ impl Manager {
         Ok(Manager {
             member,
             store,
+            rekey,
             control_socket: config.control_socket,
             stop_serving,
             stop_terms,
@@ -231,6 +239,11 @@ impl Manager {
 
     pub fn member(&self) -> &Handle {
         &self.member
+    }
+
+    /// The exchange of this manager's data key.
+    pub fn rekey(&self) -> &Rekey {
+        &self.rekey
     }
 
     /// Waits for the failure of a part that should run for ever, and says which.
@@ -267,6 +280,7 @@ impl Manager {
         self.hand_over().await;
         self.stop_serving.cancel();
         self.stop_terms.cancel();
+        self.rekey.stop();
         if let Err(error) = self.terms.await {
             tracing::error!(%error, "the term loop ended badly");
         }
@@ -287,14 +301,8 @@ impl Manager {
 
 /// Opens log and database and starts the raft member on them.
 async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), ManagerError> {
-    let dek = config
-        .security
-        .key_file()
-        .ensure_dek()
-        .map_err(|error| ManagerError::Key(error.to_string()))?;
-    let ring = DekRing::single(
-        Dek::from_bytes(dek.as_bytes()).map_err(|error| ManagerError::Key(error.to_string()))?,
-    );
+    let keys = config.security.key_file().data_keys();
+    let ring = keys.map_err(|error| ManagerError::Key(error.to_string()))?;
     let credentials = config.security.current();
     let options = EngineOptions {
         cluster_id: Some(credentials.cluster_id().to_owned()),

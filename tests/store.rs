@@ -6,3 +6,5 @@ mod crash;
 mod inspect;
 #[path = "store/member.rs"]
 mod member;
+#[path = "store/rotation.rs"]
+mod rotation;

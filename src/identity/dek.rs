@@ -109,6 +109,23 @@ impl DekHeaders {
         Ok(headers)
     }
 
+    /// A rotation begins: makes a pending key, unless one is there. The mark of a due rotation goes with
+    /// the making; one that finds a pending key stands for yet another rotation (spec 02 section 15.3).
+    pub fn begin_rotation(&mut self) -> Result<(), DekError> {
+        if self.pending.is_none() {
+            self.pending = Some(Dek::generate()?);
+            self.needs_rotation = false;
+        }
+        Ok(())
+    }
+
+    /// The pending key becomes the current one.
+    pub fn finish_rotation(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            self.current = Some(pending);
+        }
+    }
+
     /// Whether a rotation runs or is due.
     pub fn rotation_due(&self) -> bool {
         self.needs_rotation || self.pending.is_some()
@@ -161,6 +178,28 @@ mod tests {
             let read = DekHeaders::from_headers(headers, kek);
             assert!(matches!(read, Err(DekError::InvalidKek(_))), "{read:?}");
         }
+    }
+
+    #[test]
+    fn a_rotation_ends_with_one_key() {
+        let mut deks = DekHeaders {
+            pending: None,
+            ..keys()
+        };
+        let old = deks.current.clone();
+        deks.begin_rotation().unwrap();
+        assert!(!deks.needs_rotation);
+        let pending = deks.pending.clone();
+        assert!(pending.is_some() && deks.current == old);
+        // Asked for again while it runs: that is for later.
+        deks.needs_rotation = true;
+        deks.begin_rotation().unwrap();
+        assert_eq!(deks.pending, pending);
+        deks.finish_rotation();
+        assert_eq!((&deks.current, &deks.pending), (&pending, &None));
+        assert!(deks.needs_rotation);
+        deks.finish_rotation();
+        assert_eq!(deks.current, pending);
     }
 
     #[test]

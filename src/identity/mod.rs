@@ -32,6 +32,7 @@ pub mod private_key;
 pub mod record;
 pub mod renewal;
 pub mod root_ca;
+mod rotation;
 pub mod security;
 pub mod start;
 #[cfg(test)]

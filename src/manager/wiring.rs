@@ -21,6 +21,7 @@ use crate::services::logs::LogServices;
 use crate::services::orchestrator::reaper::TaskReaper;
 use crate::services::orchestrator::replicated::ReplicatedOrchestrator;
 use crate::services::proxy::Group;
+use crate::services::rekey::Rekey;
 use crate::services::resource::ResourceService;
 use crate::services::roles::{GroupControl, RoleManager};
 use crate::services::scheduler::Scheduler;
@@ -47,6 +48,7 @@ impl Parts {
         config: &ManagerConfig,
         member: &Handle,
         store: &Store,
+        rekey: &Rekey,
         started: Instant,
         managers: watch::Receiver<Vec<WeightedPeer>>,
     ) -> Parts {
@@ -60,6 +62,7 @@ impl Parts {
                 state_dir: config.state_dir.path().to_owned(),
                 member: member.clone(),
                 store: store.clone(),
+                rekey: rekey.clone(),
             }),
             ca: CaService::new(store.clone(), config.security.clone()),
             control: ControlService::new(store.clone(), members, ControlOptions::default()),

@@ -12,6 +12,7 @@ use crate::api::types::{Cluster, RaftMember};
 
 use crate::storage::engine::Db;
 use crate::storage::log::{self, Identity, RaftLog};
+use crate::storage::seal::DekRing;
 use crate::storage::{By, CommittedEntry, Interest, ProposeError, Store, Subscription, Table};
 use raft::eraftpb::{Entry, HardState};
 use std::sync::Arc;
@@ -102,6 +103,10 @@ impl LogStore for RaftLog {
 
     fn purge(&mut self) -> Result<(), DiskError> {
         Ok(RaftLog::purge(self)?)
+    }
+
+    fn reseal(&mut self, ring: &DekRing, forget: &[u64]) -> Result<Option<u64>, DiskError> {
+        Ok(RaftLog::reseal(self, ring.clone(), forget)?)
     }
 
     fn size_bytes(&self) -> u64 {

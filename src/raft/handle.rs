@@ -7,6 +7,8 @@ use super::error::RaftError;
 use super::inbox::{Inbox, Request};
 use super::membership::Book;
 use crate::storage::proposer::HistoryError;
+use crate::storage::rotation::{LogKeys, RotationError};
+use crate::storage::seal::DekRing;
 use crate::storage::{Position, Proposal, ProposeError, Proposer};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -188,6 +190,22 @@ impl Handle {
         }
     }
 
+    /// Asks the raft thread to bring the log under another data key.
+    fn reseal(&self, ring: DekRing, durable: u64) -> Result<Option<u64>, RotationError> {
+        let stopped = || RotationError::Log(ProposeError::Stopped.to_string());
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        let request = Request::Reseal {
+            ring,
+            durable,
+            reply,
+        };
+        if !self.shared.inbox.request(request) {
+            return Err(stopped());
+        }
+        let resealed = answer.recv().map_err(|_| stopped())?;
+        resealed.map_err(|error| RotationError::Log(error.to_string()))
+    }
+
     fn history(&self, from: u64, to: u64) -> Result<super::inbox::HistoryPart, HistoryError> {
         let (reply, answer) = crossbeam_channel::bounded(1);
         let request = Request::History { from, to, reply };
@@ -197,6 +215,12 @@ impl Handle {
         answer
             .recv()
             .unwrap_or_else(|_| Err(super::error::history_stopped()))
+    }
+}
+
+impl LogKeys for Handle {
+    fn reseal(&self, ring: DekRing, durable: u64) -> Result<Option<u64>, RotationError> {
+        Handle::reseal(self, ring, durable)
     }
 }
 

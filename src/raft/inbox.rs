@@ -10,8 +10,10 @@
 
 use super::changes::Change;
 use super::error::RaftError;
+use super::log_store::DiskError;
 use super::retention::Retention;
 use crate::storage::proposer::{HistoryError, MAX_REQUEST_BYTES};
+use crate::storage::seal::DekRing;
 use crate::storage::{Proposal, ProposeError};
 use parking_lot::{Condvar, Mutex};
 use raft::eraftpb::Message;
@@ -47,6 +49,12 @@ pub enum Request {
         from: u64,
         to: u64,
         reply: crossbeam_channel::Sender<Result<HistoryPart, HistoryError>>,
+    },
+    /// The log under another data key. It may forget entries up to `durable`.
+    Reseal {
+        ring: DekRing,
+        durable: u64,
+        reply: crossbeam_channel::Sender<Result<Option<u64>, DiskError>>,
     },
     /// An index that is current now: whoever has applied it reads nothing stale.
     ReadIndex {
@@ -231,6 +239,11 @@ impl Inbox {
     /// Whether an orderly stop was asked for.
     pub fn is_stopping(&self) -> bool {
         self.state.lock().stopping
+    }
+
+    /// How long the log is to be kept, as last reported.
+    pub fn retention(&self) -> Retention {
+        self.state.lock().progress.retention
     }
 
     pub fn has_proposals(&self) -> bool {

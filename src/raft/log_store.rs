@@ -10,6 +10,7 @@
 //! * the reason of a failed read. The library ends the thread on any error but "compacted"; the
 //!   supervisor then reports this reason instead of the library's bare panic.
 
+use crate::storage::seal::DekRing;
 use parking_lot::Mutex;
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, StorageError};
@@ -54,6 +55,13 @@ pub trait LogStore: Send + 'static {
     fn compact(&mut self, index: u64) -> Result<(), DiskError>;
     /// Gives the space of forgotten entries back to the file system.
     fn purge(&mut self) -> Result<(), DiskError>;
+    /// Seals from now on with the ring's current key, and everything in the log anew, durably. It may
+    /// forget entries up to the first of `forget` that makes the log short enough. Returns the number of
+    /// entries sealed anew, `None` if they are too many. A log that seals nothing has none.
+    fn reseal(&mut self, ring: &DekRing, forget: &[u64]) -> Result<Option<u64>, DiskError> {
+        let _ = (ring, forget);
+        Ok(Some(0))
+    }
     /// Bytes of log files on disk.
     fn size_bytes(&self) -> u64;
     /// Makes the end of the log known to the next opening, durably (settled S8).
@@ -113,6 +121,13 @@ impl<L: LogStore> LogView<L> {
         self.log.compact(index)?;
         self.cache.get_mut().forget(index);
         Ok(())
+    }
+
+    /// Writes the log again under another data key; see [`LogStore::reseal`].
+    pub fn reseal(&mut self, ring: &DekRing, forget: &[u64]) -> Result<Option<u64>, DiskError> {
+        let resealed = self.log.reseal(ring, forget);
+        self.cache.get_mut().forget(self.log.first_index() - 1);
+        resealed
     }
 
     /// Runs `f`, a call of the library that hands out committed entries, with the gate open or shut.

@@ -5,10 +5,11 @@
 
 use super::handle::{MemberView, Status};
 use super::inbox::{HistoryPart, Request};
-use super::log_store::LogStore;
+use super::log_store::{DiskError, LogStore};
 use super::node::Node;
 use crate::storage::ProposeError;
 use crate::storage::proposer::HistoryError;
+use crate::storage::seal::DekRing;
 use raft::eraftpb::EntryType;
 use raft::{ReadState, StateRole};
 use std::collections::VecDeque;
@@ -126,6 +127,13 @@ impl<L: LogStore> Node<L> {
                 }
                 Request::Unreachable { raft_id } => self.raw.report_unreachable(raft_id),
                 Request::Removed => self.removed = true,
+                Request::Reseal {
+                    ring,
+                    durable,
+                    reply,
+                } => {
+                    let _ = reply.send(self.reseal(&ring, durable));
+                }
             }
         }
         if readers.is_empty() {
@@ -165,6 +173,14 @@ impl<L: LogStore> Node<L> {
                 .collect(),
             through,
         })
+    }
+
+    /// Has the log sealed anew; what slow followers need is given up only if there is no other way.
+    fn reseal(&mut self, ring: &DekRing, durable: u64) -> Result<Option<u64>, DiskError> {
+        let slow = self.shared.inbox.retention().slow;
+        let durable = durable.min(self.applied);
+        let forget = [durable.saturating_sub(slow), durable];
+        self.raw.mut_store().reseal(ring, &forget)
     }
 
     /// Publishes the status that handles show.

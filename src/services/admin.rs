@@ -4,9 +4,14 @@
 //! it answers on the bad day too.
 
 use crate::api::admin::admin_server::{Admin, AdminServer};
-use crate::api::admin::{MemberStatus, StatusRequest, StatusResponse};
+use crate::api::admin::{
+    DataKeyRotation, MemberStatus, RotateDataKeyRequest, RotateDataKeyResponse, StatusRequest,
+    StatusResponse,
+};
 use crate::identity::Caller;
 use crate::raft::{Handle, MemberView};
+use crate::services::rekey::Rekey;
+use crate::storage::rotation::RotationProgress;
 use crate::storage::{Store, Table};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +33,7 @@ pub struct AdminParts {
     pub state_dir: PathBuf,
     pub member: Handle,
     pub store: Store,
+    pub rekey: Rekey,
 }
 
 impl AdminService {
@@ -48,17 +54,40 @@ impl Admin for AdminService {
         &self,
         request: Request<StatusRequest>,
     ) -> Result<Response<StatusResponse>, Status> {
-        if !Caller::of(&request)?.local {
-            return Err(Status::permission_denied(
-                "this call is only served on the manager's control socket",
-            ));
-        }
+        require_local(&request)?;
         let parts = self.parts.clone();
         let answer = tokio::task::spawn_blocking(move || parts.status());
         answer
             .await
             .map(Response::new)
             .map_err(|error| Status::internal(format!("collecting the status: {error}")))
+    }
+
+    async fn rotate_data_key(
+        &self,
+        request: Request<RotateDataKeyRequest>,
+    ) -> Result<Response<RotateDataKeyResponse>, Status> {
+        require_local(&request)?;
+        let rekey = self.parts.rekey.clone();
+        let noted = tokio::task::spawn_blocking(move || rekey.request()).await;
+        match noted {
+            Ok(Ok(())) => Ok(Response::new(RotateDataKeyResponse {})),
+            Ok(Err(error)) => Err(Status::internal(format!(
+                "noting the exchange of the data key: {error}"
+            ))),
+            Err(error) => Err(Status::internal(format!(
+                "noting the exchange of the data key: {error}"
+            ))),
+        }
+    }
+}
+
+fn require_local<T>(request: &Request<T>) -> Result<(), Status> {
+    match Caller::of(request)?.local {
+        true => Ok(()),
+        false => Err(Status::permission_denied(
+            "this call is only served on the manager's control socket",
+        )),
     }
 }
 
@@ -89,7 +118,21 @@ impl AdminParts {
             uptime_seconds: self.started.elapsed().as_secs(),
             locked: false,
             data_dir_bytes: disk_usage(&self.state_dir),
+            data_key_rotation: Some(data_key_rotation(&self.rekey.progress().borrow())),
         }
+    }
+}
+
+fn data_key_rotation(progress: &RotationProgress) -> DataKeyRotation {
+    DataKeyRotation {
+        phase: progress.phase.name().to_owned(),
+        key_id: progress.key.map(|key| key.to_string()).unwrap_or_default(),
+        objects: progress.rows_total,
+        rows_seen: progress.rows_seen,
+        rows_resealed: progress.rows_resealed,
+        entries: progress.entries,
+        damaged: progress.damaged,
+        damaged_named: progress.damaged_named.clone(),
     }
 }
 

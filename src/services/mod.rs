@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod orchestrator;
 pub mod proxy;
 pub mod reconcile;
+pub mod rekey;
 pub mod resource;
 pub mod roles;
 pub mod scheduler;

@@ -15,7 +15,8 @@ use super::codec::{self, Record};
 use super::seal::{DekRing, IndexHasher, SealError, Sealer, new_salt};
 use super::state_dir;
 use rocksdb::{
-    Cache, ColumnFamily, DB, DBRawIterator, WriteBatch, WriteOptions, checkpoint::Checkpoint,
+    Cache, ColumnFamily, CompactOptions, DB, DBRawIterator, WriteBatch, WriteOptions,
+    checkpoint::Checkpoint,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -279,6 +280,26 @@ impl Db {
         let mut changes = self.changes();
         changes.put(Family::Meta, meta::INDEX_KEY, &key);
         changes.commit_synced()
+    }
+
+    /// Writes all unflushed changes into table files, and merges the table files, so that no file holds
+    /// what has been replaced. Old write-ahead logs go as well. Takes long with many rows.
+    pub fn drop_replaced(&self) -> Result<(), DbError> {
+        for family in Family::ALL {
+            let handle = self.family(family)?;
+            self.db
+                .flush_cf(handle)
+                .map_err(|error| engine_error("flush", &self.path, error))?;
+        }
+        let mut options = CompactOptions::default();
+        // Ordinary work of the engine may go on beside it.
+        options.set_exclusive_manual_compaction(false);
+        for family in [Family::Meta, Family::Obj, Family::Task, Family::Idx] {
+            let handle = self.family(family)?;
+            self.db
+                .compact_range_cf_opt(handle, None::<&[u8]>, None::<&[u8]>, &options);
+        }
+        Ok(())
     }
 
     /// The value of a key in the latest state.

@@ -26,6 +26,7 @@ mod mark;
 mod open;
 mod records;
 mod repair;
+mod reseal;
 pub mod scan;
 
 pub use error::LogError;

@@ -29,6 +29,7 @@ pub mod proposer;
 mod read;
 mod records;
 pub mod request;
+pub mod rotation;
 mod rows;
 pub mod seal;
 pub mod state_dir;

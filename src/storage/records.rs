@@ -45,6 +45,12 @@ pub fn is_service_tasks(key: &[u8]) -> bool {
     key.get(1) == Some(&SERVICE_TASKS)
 }
 
+/// The prefixes of the sealed records in `idx`.
+pub fn sealed_prefixes() -> Vec<[u8; 2]> {
+    let names = Table::ALL.into_iter().map(|table| [table as u8, NAMES]);
+    names.chain([[Table::Task as u8, SERVICE_TASKS]]).collect()
+}
+
 const META_COUNTS: &[u8] = b"counts";
 const META_DISCARDED: &[u8] = b"discarded";
 

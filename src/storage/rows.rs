@@ -13,7 +13,7 @@ use super::object::{AnyObject, Table};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of the clear part of a row: u64be index of the entry that wrote it, u32be plain length.
-const HEADER_BYTES: usize = 12;
+pub const HEADER_BYTES: usize = 12;
 
 /// The opened payload of a row.
 pub struct OpenRow {
@@ -142,7 +142,7 @@ pub fn id_of(bytes: &[u8]) -> Result<&str, StoreError> {
 }
 
 /// A row key for messages.
-fn describe(key: &[u8]) -> String {
+pub fn describe(key: &[u8]) -> String {
     let table = table_of(key);
     let id = String::from_utf8_lossy(key.get(1..).unwrap_or_default());
     match table {

@@ -185,6 +185,11 @@ impl DekRing {
         &self.current
     }
 
+    /// The keys that are only read with.
+    pub fn older(&self) -> &[Dek] {
+        &self.older
+    }
+
     fn all(&self) -> impl Iterator<Item = &Dek> {
         std::iter::once(&self.current).chain(&self.older)
     }
@@ -281,6 +286,27 @@ impl Sealer {
         self.writing.store(Arc::new(writing));
         self.derived.write().clear();
         Ok(())
+    }
+
+    /// The data keys in use at present. Whatever is made to take the place of what this sealer seals has
+    /// to start with them.
+    pub fn keys(&self) -> DekRing {
+        DekRing::clone(&self.ring.load())
+    }
+
+    /// The value sealed anew with the current data key, under the same context and with the same header;
+    /// `None` if it already is.
+    pub fn reseal(
+        &self,
+        context: &[&[u8]],
+        header_bytes: usize,
+        sealed: &[u8],
+    ) -> Result<Option<Vec<u8>>, SealError> {
+        if Sealer::peek(header_bytes, sealed)?.key_id == self.current_key() {
+            return Ok(None);
+        }
+        let opened = self.open(context, header_bytes, sealed)?;
+        self.seal(context, opened.header, &opened.body).map(Some)
     }
 
     /// The ID of the data key that new values are sealed with.

@@ -3,6 +3,7 @@
 use prost::Message;
 use raft::eraftpb::{Entry, HardState};
 use std::collections::BTreeMap;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use swarm_manager::api::raftpb::ConfState;
 use swarm_manager::api::types::store_action::Target;
@@ -12,7 +13,7 @@ use swarm_manager::api::types::{
 };
 use swarm_manager::identity::private_key::PrivateKey;
 use swarm_manager::identity::{Kek, KeyFile};
-use swarm_manager::storage::log::Identity;
+use swarm_manager::storage::log::{Identity, RaftLog};
 use swarm_manager::storage::seal::{Dek, DekRing};
 use swarm_manager::storage::state_dir::StateDir;
 use swarm_manager::storage::{CommittedEntry, EngineOptions, Engines, Membership, Payload, Store};
@@ -60,7 +61,7 @@ pub fn service(index: u64) -> Service {
     }
 }
 
-fn request(index: u64) -> Vec<u8> {
+pub fn request(index: u64) -> Vec<u8> {
     InternalRaftRequest {
         id: index,
         action: vec![StoreAction {
@@ -130,42 +131,52 @@ impl Member {
 
     /// Appends the next entry.
     pub fn append(&mut self) -> u64 {
-        let index = self.engines.log.last_index() + 1;
-        let entry = Entry {
-            index,
-            term: 1,
-            data: request(index).into(),
-            ..Entry::default()
-        };
-        self.engines.log.append(&[entry], None).expect("an append");
-        index
+        append_to(&mut self.engines.log)
     }
 
     fn apply(&self, index: u64, data: Vec<u8>) {
-        let payload = if index == 1 {
-            Payload::Membership(Membership {
-                conf_state: ConfState {
-                    voters: vec![0xabc],
-                    ..ConfState::default()
-                },
-                members: vec![RaftMember {
-                    raft_id: 0xabc,
-                    node_id: "node1".into(),
-                    addr: "127.0.0.1:2377".into(),
-                    ..RaftMember::default()
-                }],
-                removed: vec![0xdead],
-            })
-        } else {
-            Payload::Request(data)
-        };
-        let entry = CommittedEntry {
-            index,
-            term: 1,
-            payload,
-        };
-        self.store.apply(vec![entry]).expect("an apply");
+        apply_to(&self.store, index, data);
     }
+}
+
+/// Appends the next entry.
+pub fn append_to(log: &mut RaftLog) -> u64 {
+    let index = log.last_index() + 1;
+    let entry = Entry {
+        index,
+        term: 1,
+        data: request(index).into(),
+        ..Entry::default()
+    };
+    log.append(&[entry], None).expect("an append");
+    index
+}
+
+/// Applies an entry.
+pub fn apply_to(store: &Store, index: u64, data: Vec<u8>) {
+    let payload = if index == 1 {
+        Payload::Membership(Membership {
+            conf_state: ConfState {
+                voters: vec![0xabc],
+                ..ConfState::default()
+            },
+            members: vec![RaftMember {
+                raft_id: 0xabc,
+                node_id: "node1".into(),
+                addr: "127.0.0.1:2377".into(),
+                ..RaftMember::default()
+            }],
+            removed: vec![0xdead],
+        })
+    } else {
+        Payload::Request(data)
+    };
+    let entry = CommittedEntry {
+        index,
+        term: 1,
+        payload,
+    };
+    store.apply(vec![entry]).expect("an apply");
 }
 
 /// Every file below a directory with its content.
@@ -187,6 +198,22 @@ pub fn files_below(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 pub fn files_with(path: &Path, needle: &[u8]) -> Vec<PathBuf> {
     let found = files_below(path)
         .into_iter()
-        .filter(|(_, content)| content.windows(needle.len()).any(|window| window == needle));
+        .filter(|(_, content)| contains(content, needle));
     found.map(|(path, _)| path).collect()
+}
+
+/// Finds the last byte of the needle with the library's fast search, then looks back: files are large,
+/// and tests are not optimised.
+fn contains(content: &[u8], needle: &[u8]) -> bool {
+    let Some(last) = needle.last() else {
+        return true;
+    };
+    let (mut rest, mut end) = (content, 0);
+    while let Ok(skipped @ 1..) = rest.skip_until(*last) {
+        end += skipped;
+        if content[..end].ends_with(needle) {
+            return true;
+        }
+    }
+    false
 }

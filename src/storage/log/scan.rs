@@ -149,11 +149,20 @@ fn scan_file(file: &LogFile, queue: Queue, is_last: bool, found: &mut Scan) -> i
     Ok(())
 }
 
+/// Unwritten space is skipped in pieces of this size.
+const ZEROS: [u8; 4096] = [0; 4096];
+/// Bytes in which a batch tells its length, which is not zero.
+const LENGTH_BYTES: usize = 8;
+
 /// Highest index of any readable batch at or behind `from`; `None` if nothing there is readable.
 fn highest_behind(content: &[u8], from: usize, number: u64, version: Option<u64>) -> Option<u64> {
     let mut highest = None;
     let mut offset = from;
     while offset + BATCH_HEADER_BYTES + ITEMS_BYTES_MIN <= content.len() {
+        // Space that was reserved and never written: megabytes at the end of every file in use.
+        while content[offset..].starts_with(&ZEROS) {
+            offset += ZEROS.len() - (LENGTH_BYTES - 1);
+        }
         // A file whose own header is broken may be of either version.
         let batch = match version {
             Some(version) => Batch::parse(content, offset, signature(version, number)).ok(),
