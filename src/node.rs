@@ -151,12 +151,13 @@ impl Node {
             security: security.clone(),
             remotes: remotes.clone(),
             renew: renew.clone(),
+            renewals: renewer.outcome(),
             running,
             cancel: cancel.clone(),
         };
         supervisor.tidy().await?;
         let manager = match security.current().role() {
-            Role::Manager => Some(supervisor.start(true).await?),
+            Role::Manager => Some(supervisor.start_first().await?),
             Role::Worker => None,
         };
         tokio::spawn(renewer.run(cancel.clone()));

@@ -15,7 +15,7 @@ use crate::api::roles::Role;
 use crate::api::types::node_spec::Availability;
 use crate::identity::SecurityConfig;
 use crate::identity::connect::connect_control;
-use crate::identity::renewal::RenewNow;
+use crate::identity::renewal::{RenewNow, Renewal};
 use crate::manager::{Entry, Manager, ManagerConfig, ManagerError};
 use crate::services::server::bind_remote;
 use crate::storage::Store;
@@ -31,6 +31,8 @@ use tonic::transport::Channel;
 /// Longest wait for another certificate after a manager was taken out of the group; waited for twice, with
 /// a renewal asked for in between (spec 03 section 1).
 const ROLE_CHANGE_TIMEOUT: Duration = Duration::from_secs(16);
+/// After a renewal with the old role: the role manager may be about to write the new one.
+const ROLE_SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Pause after the first start that failed while the node runs; doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_secs(1);
 /// Longest pause between two tries: whoever looks finds the reason in the log every minute.
@@ -95,6 +97,8 @@ pub struct Supervisor {
     pub security: Arc<SecurityConfig>,
     pub remotes: SharedRemotes,
     pub renew: RenewNow,
+    /// What became of renewals.
+    pub renewals: watch::Receiver<Renewal>,
     /// Shows the manager while it runs.
     pub running: watch::Sender<Option<RunningManager>>,
     pub cancel: CancellationToken,
@@ -129,8 +133,21 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Starts the manager when the node starts. One that was removed and did not hear of it before it
+    /// stopped begins anew.
+    pub async fn start_first(&self) -> Result<Manager, NodeError> {
+        match self.start(true).await {
+            Err(NodeError::Manager(ManagerError::Removed)) => {
+                tracing::info!("this manager was taken out of the raft group; joining it again");
+                self.erase().await?;
+                self.start(false).await
+            }
+            result => result,
+        }
+    }
+
     /// Starts the manager. Only the first start of a process may found a group.
-    pub async fn start(&self, is_first: bool) -> Result<Manager, NodeError> {
+    async fn start(&self, is_first: bool) -> Result<Manager, NodeError> {
         let settings = &self.settings;
         // Checked before anything is bound: with several addresses the operator has to choose.
         let usable = addresses::usable_addresses().map_err(NodeError::Interfaces)?;
@@ -251,16 +268,21 @@ impl Supervisor {
         }
     }
 
-    /// After a removal a worker's certificate is to be expected. If it does not come, the node was not
-    /// demoted, and may join again.
+    /// After a removal a worker's certificate is to be expected. If the managers issue one of a manager
+    /// instead, twice, the node was not demoted, or was promoted again, and joins anew.
     async fn await_worker(&self) {
-        self.renew.request();
         for _ in 0..2 {
-            let waited = tokio::time::timeout(ROLE_CHANGE_TIMEOUT, self.has_role(Role::Worker));
-            if waited.await.is_ok() {
-                return;
-            }
+            let mut renewals = self.renewals.clone();
+            let before = renewals.borrow().renewed;
             self.renew.request();
+            let renewed = async {
+                let _ = renewals.wait_for(|outcome| outcome.renewed > before).await;
+                tokio::time::sleep(ROLE_SETTLE_TIME).await;
+            };
+            tokio::select! {
+                _ = self.has_role(Role::Worker) => return,
+                _ = tokio::time::timeout(ROLE_CHANGE_TIMEOUT, renewed) => {}
+            }
         }
         tracing::warn!("this node still has a manager's certificate; joining the raft group again");
     }
