@@ -25,6 +25,7 @@ use crate::services::server::control_socket::{ControlSocket, ControlSocketError}
 use crate::services::server::{self, Listener, ServeError};
 use crate::storage::engines::{EngineOptions, Engines, OpenError};
 use crate::storage::log::{Identity, LogError};
+use crate::storage::snapshot::Incoming;
 use crate::storage::state_dir::StateDir;
 use crate::storage::{By, Store, StoreError};
 use joining::JoinGroupError;
@@ -110,6 +111,9 @@ pub enum ManagerError {
     /// The other managers have taken this one out of the raft group.
     #[error("{}", RaftError::MemberRemoved)]
     Removed,
+    /// The state of the group was received; the next start puts it in place.
+    #[error("{}", RaftError::BeginAnew)]
+    BeginAnew,
     #[error("{0} ended unexpectedly: {1}")]
     Ended(&'static str, String),
 }
@@ -118,6 +122,7 @@ pub enum ManagerError {
 #[derive(Debug, Clone)]
 enum Failure {
     Removed,
+    BeginAnew,
     Other(String),
 }
 
@@ -142,7 +147,11 @@ impl Manager {
     pub async fn start(config: ManagerConfig) -> Result<Manager, ManagerError> {
         let started = Instant::now();
         let control = ControlSocket::bind(&config.control_socket, config.control_group)?;
-        let (member, store) = start_member(&config).await?;
+        let Started {
+            member,
+            store,
+            incoming,
+        } = start_member(&config).await?;
         let (failure, failed) = watch::channel(None);
         let stop_serving = CancellationToken::new();
         let metrics = start_metrics(&config, &store, &stop_serving).await?;
@@ -164,6 +173,7 @@ impl Manager {
             &rekey,
             started,
             managers(&config, &member),
+            incoming,
         );
         let authorizer = Arc::new(Authorizer::new(
             config.security.clone(),
@@ -255,6 +265,7 @@ impl Manager {
         };
         match failure {
             Some(Failure::Removed) => ManagerError::Removed,
+            Some(Failure::BeginAnew) => ManagerError::BeginAnew,
             Some(Failure::Other(reason)) => ManagerError::Ended("the manager", reason),
             None => ManagerError::Ended("the manager", "its parts are gone".to_owned()),
         }
@@ -299,8 +310,16 @@ impl Manager {
     }
 }
 
+/// The member that was started, and what belongs to it.
+struct Started {
+    member: Handle,
+    store: Store,
+    /// Where snapshots of other members arrive.
+    incoming: Arc<Incoming>,
+}
+
 /// Opens log and database and starts the raft member on them.
-async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), ManagerError> {
+async fn start_member(config: &ManagerConfig) -> Result<Started, ManagerError> {
     let keys = config.security.key_file().data_keys();
     let ring = keys.map_err(|error| ManagerError::Key(error.to_string()))?;
     let credentials = config.security.current();
@@ -369,7 +388,10 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
     })
     .await?;
     raft_config.raft_id = raft_id;
-    let (transport, attach) = Transport::new(raft_id, config.security.clone(), &known);
+    let incoming = Arc::new(Incoming::new(config.state_dir.clone(), db.clone()));
+    raft_config.incoming = Some(incoming.clone());
+    let security = config.security.clone();
+    let (transport, attach) = Transport::new(raft_id, security, store.clone(), &known);
     let opened = store.clone();
     let member = blocking(move || {
         let outbox = Box::new(transport);
@@ -377,7 +399,11 @@ async fn start_member(config: &ManagerConfig) -> Result<(Handle, Store), Manager
     })
     .await?;
     attach.attach(&member);
-    Ok((member, store))
+    Ok(Started {
+        member,
+        store,
+        incoming,
+    })
 }
 
 /// Runs what blocks beside the network.
@@ -429,6 +455,7 @@ fn watch_member(
         if !stopping.is_cancelled() {
             let reason = match end {
                 Err(RaftError::MemberRemoved) => Failure::Removed,
+                Err(RaftError::BeginAnew) => Failure::BeginAnew,
                 Ok(()) => Failure::Other("the raft member ended".to_owned()),
                 Err(error) => Failure::Other(format!("the raft member: {error}")),
             };

@@ -26,6 +26,7 @@ use crate::services::resource::ResourceService;
 use crate::services::roles::{GroupControl, RoleManager};
 use crate::services::scheduler::Scheduler;
 use crate::services::server::MESSAGE_BYTES_MAX;
+use crate::storage::snapshot::Incoming;
 use crate::storage::{ProposeError, Store};
 use futures::future::BoxFuture;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ impl Parts {
         rekey: &Rekey,
         started: Instant,
         managers: watch::Receiver<Vec<WeightedPeer>>,
+        incoming: Arc<Incoming>,
     ) -> Parts {
         let credentials = config.security.current();
         let members = Arc::new(RaftMembers(member.clone()));
@@ -70,6 +72,7 @@ impl Parts {
             raft: RaftRpc::new(
                 member.clone(),
                 Arc::new(SecureDialBack(config.security.clone())),
+                Some(incoming),
             ),
             roles: Arc::new(RoleManager::new(Arc::new(RaftMembers(member.clone())))),
         }

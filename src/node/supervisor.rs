@@ -112,6 +112,8 @@ enum Why {
     Demoted,
     /// The raft group has let this member go.
     Removed,
+    /// The manager is to be started again.
+    Again,
     Failed(ManagerError),
 }
 
@@ -228,6 +230,7 @@ impl Supervisor {
                     }
                     return Err(error.into());
                 }
+                Why::Again => {}
                 Why::Demoted => {
                     tracing::info!("this node is a worker now");
                     self.erase().await?;
@@ -252,6 +255,7 @@ impl Supervisor {
             },
             error = manager.ended() => match error {
                 ManagerError::Removed => Why::Removed,
+                ManagerError::BeginAnew => Why::Again,
                 error => Why::Failed(error),
             },
         }

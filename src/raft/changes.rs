@@ -134,6 +134,12 @@ impl Handle {
         self.shared.inbox.request(Request::Unreachable { raft_id });
     }
 
+    /// A snapshot was delivered to a member, or not. The library sends it nothing else until then.
+    pub(super) fn report_snapshot(&self, raft_id: u64, delivered: bool) {
+        let sent = Request::SnapshotSent { raft_id, delivered };
+        self.shared.inbox.request(sent);
+    }
+
     /// Another member says that this one was removed.
     pub(super) fn report_removed(&self) {
         self.shared.inbox.request(Request::Removed);

@@ -31,6 +31,9 @@ pub enum RaftError {
     ConfChangeInvalid,
     #[error("membership: cannot unmarshal configuration change")]
     CannotUnmarshalConfig,
+    /// The member ended to start anew on the state that another one has sent.
+    #[error("raft: starting anew on a received snapshot")]
+    BeginAnew,
     /// The member ended; the text says why.
     #[error("the raft member has stopped: {0}")]
     Stopped(String),
@@ -68,6 +71,9 @@ pub enum Fatal {
     /// Not a failure: the group goes on without this member.
     #[error("{}", RaftError::MemberRemoved)]
     Removed,
+    /// Not a failure: a received snapshot is to become the state at the next start.
+    #[error("{}", RaftError::BeginAnew)]
+    BeginAnew,
     /// The other of the two threads is gone.
     #[error("the {0} thread has ended")]
     ThreadGone(&'static str),

@@ -68,6 +68,8 @@ pub enum Request {
     },
     /// A message did not reach a member.
     Unreachable { raft_id: u64 },
+    /// A snapshot was delivered to a member, or not.
+    SnapshotSent { raft_id: u64, delivered: bool },
     /// Another member says that this one was removed.
     Removed,
 }

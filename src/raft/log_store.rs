@@ -204,7 +204,19 @@ impl<L: LogStore> raft::Storage for LogView<L> {
     }
 
     fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable))
+        // The library needs to know that there is one that reaches to the beginning of the log. The
+        // transport sends the newest state, and its place with it (settled S12).
+        let index = self.log.first_index() - 1;
+        if index == 0 {
+            return Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable));
+        }
+        let mut snapshot = Snapshot::default();
+        snapshot.mut_metadata().index = index;
+        snapshot.mut_metadata().term = raft::Storage::term(self, index)?;
+        snapshot
+            .mut_metadata()
+            .set_conf_state(self.conf_state.clone());
+        Ok(snapshot)
     }
 }
 

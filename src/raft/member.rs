@@ -20,6 +20,7 @@ use super::space::Space;
 use super::upkeep::Upkeep;
 use super::{convert, logging};
 use crate::storage::Membership;
+use crate::storage::snapshot::Incoming;
 use raft::RawNode;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,6 +59,8 @@ pub struct Config {
     pub reserve_bytes: u64,
     /// Bytes of log above which it is compacted before its time (spec 03 section 20.2, R5).
     pub log_bytes_max: u64,
+    /// Where snapshots of other members arrive; without one they are dropped.
+    pub incoming: Option<Arc<Incoming>>,
     /// Called after a thread ended unexpectedly and the reason was logged. It should not return.
     pub on_death: OnDeath,
 }
@@ -72,6 +75,7 @@ impl Config {
             state_dir,
             reserve_bytes: 96 * 1024 * 1024,
             log_bytes_max: 1024 * 1024 * 1024,
+            incoming: None,
             on_death: Arc::new(|_| std::process::abort()),
         }
     }
@@ -145,6 +149,7 @@ pub fn start<L: LogStore, M: Machine>(
         change: None,
         last_change: 0,
         removed,
+        incoming: config.incoming.clone(),
         upkeep: Upkeep::new(life, config.log_bytes_max),
         space,
         tick: config.tick,
@@ -182,7 +187,11 @@ fn shared<L: LogStore>(
         signalled: AtomicU64::new(0),
         commit: AtomicU64::new(log.hard_state().commit),
         last: AtomicU64::new(log.last_index()),
-        status: parking_lot::Mutex::new(Status::default()),
+        status: parking_lot::Mutex::new(Status {
+            raft_id: config.raft_id,
+            applied,
+            ..Status::default()
+        }),
         book: arc_swap::ArcSwap::from_pointee(book.clone()),
         ended: watch::Sender::new(None),
     }
@@ -241,6 +250,7 @@ fn thread<T: Send + 'static>(
 fn supervise(run: impl FnOnce() -> Result<(), Fatal>, failure: &ReadFailure) -> End {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Err(Fatal::Removed)) => Err(RaftError::MemberRemoved),
+        Ok(Err(Fatal::BeginAnew)) => Err(RaftError::BeginAnew),
         Ok(result) => result.map_err(|fatal| RaftError::Stopped(fatal.to_string())),
         Err(panic) => {
             let read = failure.lock().take();
@@ -252,7 +262,7 @@ fn supervise(run: impl FnOnce() -> Result<(), Fatal>, failure: &ReadFailure) -> 
 
 fn report(thread: &str, end: &End, on_death: &OnDeath) {
     if let Err(error) = end
-        && *error != RaftError::MemberRemoved
+        && !matches!(error, RaftError::MemberRemoved | RaftError::BeginAnew)
     {
         tracing::error!(thread, %error, "a thread of the raft member ended: ending the process");
         on_death(&error.to_string());

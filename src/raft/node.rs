@@ -23,6 +23,7 @@ use super::phase::{Effect, Phase};
 use super::reads::Reads;
 use super::space::Space;
 use super::upkeep::Upkeep;
+use crate::storage::snapshot::Incoming;
 use crate::storage::{Proposal, ProposeError};
 use crossbeam_channel::{Sender, TrySendError};
 use raft::eraftpb::{Entry, Message, MessageType};
@@ -66,6 +67,8 @@ pub(super) struct Node<L: LogStore> {
     pub last_change: u64,
     /// This member was removed from the group.
     pub removed: bool,
+    /// Where snapshots of other members arrive.
+    pub incoming: Option<Arc<Incoming>>,
     pub upkeep: Upkeep,
     pub space: Space,
     pub tick: Duration,
@@ -207,10 +210,10 @@ impl<L: LogStore> Node<L> {
             );
             return;
         }
-        if kind == MessageType::MsgSnapshot {
+        if kind == MessageType::MsgSnapshot && self.incoming.is_none() {
             tracing::warn!(
                 from = format!("{from:x}"),
-                "dropping a raft snapshot: not available yet"
+                "dropping a raft snapshot: this member has no place for it"
             );
             return;
         }
@@ -377,7 +380,7 @@ impl<L: LogStore> Node<L> {
 
     /// Ends the term, the applier and the log. `complete` says that the log has everything that the
     /// library knows of.
-    fn end_threads(&mut self, complete: bool) -> Result<(), Fatal> {
+    pub(super) fn end_threads(&mut self, complete: bool) -> Result<(), Fatal> {
         if let Some(effect) = self.phase.lose() {
             self.take_effect(effect, ProposeError::Stopped)?;
         }

@@ -126,6 +126,13 @@ impl<L: LogStore> Node<L> {
                     let _ = reply.send(self.transfer());
                 }
                 Request::Unreachable { raft_id } => self.raw.report_unreachable(raft_id),
+                Request::SnapshotSent { raft_id, delivered } => {
+                    let status = match delivered {
+                        true => raft::SnapshotStatus::Finish,
+                        false => raft::SnapshotStatus::Failure,
+                    };
+                    self.raw.report_snapshot(raft_id, status);
+                }
                 Request::Removed => self.removed = true,
                 Request::Reseal {
                     ring,

@@ -26,9 +26,7 @@ impl<L: LogStore> Node<L> {
         let mut ready = self.raw.ready();
         self.raw.store().set_gate(true);
         if !ready.snapshot().is_empty() {
-            return Err(Fatal::Library(
-                "it accepted a snapshot although none was stepped".into(),
-            ));
+            return self.begin_anew(ready.snapshot().get_metadata().index);
         }
         self.send(ready.take_messages());
         let entries = ready.take_entries();
@@ -45,6 +43,28 @@ impl<L: LogStore> Node<L> {
         let committed = light.take_committed_entries();
         self.hand_on(committed)?;
         Ok(true)
+    }
+
+    /// The library has accepted a snapshot: this member ends, and its next start puts the state in place
+    /// that was received. Its promises are kept; what its log holds is not needed any more.
+    fn begin_anew(&mut self, index: u64) -> Result<bool, Fatal> {
+        let mut hard_state = self.raw.raft.hard_state();
+        let log = self.raw.mut_store().log_mut();
+        hard_state.commit = hard_state.commit.min(log.last_index());
+        log.append(&[], &hard_state)
+            .map_err(|error| Fatal::Log(error.to_string()))?;
+        let incoming = self.incoming.as_ref().ok_or_else(|| {
+            Fatal::Library("it accepted a snapshot although none was stepped".into())
+        })?;
+        incoming
+            .accept()
+            .map_err(|error| Fatal::Log(error.to_string()))?;
+        tracing::info!(
+            index,
+            "received the state of the group; starting anew on it"
+        );
+        self.end_threads(false)?;
+        Err(Fatal::BeginAnew)
     }
 
     fn advance(&mut self, ready: Ready) -> LightReady {

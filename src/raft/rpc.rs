@@ -19,6 +19,7 @@ use crate::api::types::{
     ProcessRaftMessageRequest, ProcessRaftMessageResponse, ResolveAddressRequest,
     ResolveAddressResponse, StreamRaftMessageRequest, StreamRaftMessageResponse,
 };
+use crate::storage::snapshot::{Incoming, SnapshotError, Spool};
 use std::sync::Arc;
 use tokio::sync::{Mutex, Semaphore};
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -34,13 +35,23 @@ pub struct RaftRpc {
     pub(super) member: Handle,
     assemblies: Arc<Semaphore>,
     pub(super) dial_back: Arc<dyn DialBack>,
+    incoming: Option<Arc<Incoming>>,
+    /// Held while a snapshot is received.
+    receiving: Arc<Mutex<()>>,
     /// Held while the group is being changed.
     pub(super) membership: Arc<Mutex<()>>,
 }
 
 impl RaftRpc {
-    pub fn new(member: Handle, dial_back: Arc<dyn DialBack>) -> RaftRpc {
+    /// Snapshots go to `incoming`; without it they are assembled in memory, and dropped.
+    pub fn new(
+        member: Handle,
+        dial_back: Arc<dyn DialBack>,
+        incoming: Option<Arc<Incoming>>,
+    ) -> RaftRpc {
         RaftRpc {
+            incoming,
+            receiving: Arc::default(),
             member,
             assemblies: Arc::new(Semaphore::new(ASSEMBLIES_MAX)),
             dial_back,
@@ -56,6 +67,42 @@ impl RaftRpc {
     /// The `RaftMembership` service, which belongs behind the leader proxy.
     pub fn membership_server(&self) -> RaftMembershipServer<RaftRpc> {
         RaftMembershipServer::new(self.clone())
+    }
+
+    /// Receives a snapshot piece by piece onto the disk.
+    async fn receive(
+        &self,
+        incoming: Arc<Incoming>,
+        mut first: raftpb::Message,
+        mut chunks: Streaming<StreamRaftMessageRequest>,
+    ) -> Result<raftpb::Message, Status> {
+        let _alone = self.receiving.try_lock().map_err(|_| {
+            Status::resource_exhausted("another snapshot is being received; try again later")
+        })?;
+        let head = without_data(&first);
+        let metadata = head.snapshot.as_ref().and_then(|s| s.metadata.clone());
+        let metadata = metadata.unwrap_or_default();
+        let begun = blocking(move || incoming.begin(&metadata)).await?;
+        let mut spooling = spool(begun, &mut first).await?;
+        while let Some(chunk) = chunks.message().await.map_err(size_error)? {
+            let mut message = chunk
+                .message
+                .ok_or(ChunkError::NoMessage)
+                .map_err(chunk_status)?;
+            let (found, index) = (message.index(), head.index());
+            if found != index {
+                return Err(chunk_status(ChunkError::Index {
+                    found,
+                    first: index,
+                }));
+            }
+            if !is_snapshot(&message) {
+                return Err(chunk_status(ChunkError::NotSnapshot));
+            }
+            spooling = spool(spooling, &mut message).await?;
+        }
+        blocking(move || spooling.finish()).await?;
+        Ok(head)
     }
 
     /// Checks a message in the order of spec 03 section 8.1 and hands it to the member.
@@ -109,6 +156,16 @@ impl RaftRpc {
         let mut permit = None;
         let mut count = 0;
         while let Some(chunk) = chunks.message().await.map_err(size_error)? {
+            if count == 0
+                && let Some(incoming) = &self.incoming
+                && let Some(first) = chunk.message.as_ref().filter(|m| is_snapshot(m))
+            {
+                if self.reason_to_drop(&self.member.book(), first).is_some() {
+                    return Ok(without_data(first));
+                }
+                let first = first.clone();
+                return self.receive(incoming.clone(), first, chunks).await;
+            }
             count += 1;
             if count == 2 {
                 // Whole messages, which are nearly all, never wait here.
@@ -122,6 +179,43 @@ impl RaftRpc {
         drop(permit);
         assembly.finish().map_err(chunk_status)
     }
+}
+
+fn is_snapshot(message: &raftpb::Message) -> bool {
+    let metadata = message
+        .snapshot
+        .as_ref()
+        .and_then(|snapshot| snapshot.metadata.as_ref());
+    message.r#type == Some(raftpb::MessageType::MsgSnap as i32)
+        && metadata.is_some_and(|metadata| metadata.index() > 0)
+}
+
+/// The message as the library gets it: it knows of a snapshot, the data lie on the disk.
+fn without_data(message: &raftpb::Message) -> raftpb::Message {
+    let mut message = message.clone();
+    if let Some(snapshot) = &mut message.snapshot {
+        snapshot.data = None;
+    }
+    message
+}
+
+/// Takes a piece, beside the network.
+async fn spool(mut spool: Spool, message: &mut raftpb::Message) -> Result<Spool, Status> {
+    let snapshot = message.snapshot.take().ok_or(ChunkError::NoSnapshot);
+    let data = snapshot.map_err(chunk_status)?.data.unwrap_or_default();
+    blocking(move || spool.push(&data).map(|()| spool)).await
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SnapshotError> + Send + 'static,
+) -> Result<T, Status> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|_| Status::internal("receiving a snapshot was interrupted"))?
+        .map_err(|error| match error {
+            SnapshotError::Full => Status::resource_exhausted(error.to_string()),
+            SnapshotError::Damaged(_) => Status::invalid_argument(error.to_string()),
+            _ => Status::internal(error.to_string()),
+        })
 }
 
 /// The peer's code and text for a message that is too large; tonic has others.

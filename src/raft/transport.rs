@@ -5,10 +5,14 @@
 //! reported to the library, which then probes instead of streaming. A member from which nothing was heard
 //! for a moment is asked for its health, so that every member knows whom it could reach, not only the leader.
 //!
+//! A snapshot goes its own way beside the queue, so that heartbeats are not held up; at most
+//! [`peer::SNAPSHOTS_MAX`] are under way, each read piece by piece from a view of the store.
+//!
 //! The members come from the committed configuration. A member that has just joined has none yet; until it
 //! has read of its own admission it uses what the leader told it, or it could not answer.
 
 mod peer;
+mod snapshot;
 
 use super::handle::Handle;
 use super::membership::Book;
@@ -16,10 +20,12 @@ use super::outbox::Outbox;
 use crate::api::raftpb;
 use crate::api::types::RaftMember;
 use crate::identity::SecurityConfig;
+use crate::storage::Store;
 use parking_lot::Mutex;
 use peer::Peer;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use tokio::sync::Semaphore;
 
 /// The transport of one member: an [`Outbox`] for its raft thread.
 pub struct Transport {
@@ -32,6 +38,9 @@ pub struct Transport {
 struct Shared {
     security: Arc<SecurityConfig>,
     runtime: tokio::runtime::Handle,
+    /// Where snapshots are read from.
+    store: Store,
+    snapshots: Arc<Semaphore>,
     /// Set right after the member has started.
     member: OnceLock<Handle>,
     /// Who answered last time.
@@ -51,6 +60,13 @@ impl Shared {
         }
         if !active && let Some(member) = self.member.get() {
             member.report_unreachable(raft_id);
+        }
+    }
+
+    /// Reports what became of a snapshot.
+    fn snapshot_sent(&self, raft_id: u64, delivered: bool) {
+        if let Some(member) = self.member.get() {
+            member.report_snapshot(raft_id, delivered);
         }
     }
 
@@ -77,11 +93,14 @@ impl Transport {
     pub fn new(
         own: u64,
         security: Arc<SecurityConfig>,
+        store: Store,
         known: &[RaftMember],
     ) -> (Transport, Attach) {
         let shared = Arc::new(Shared {
             security,
             runtime: tokio::runtime::Handle::current(),
+            store,
+            snapshots: Arc::new(Semaphore::new(peer::SNAPSHOTS_MAX)),
             member: OnceLock::new(),
             active: Mutex::default(),
         });

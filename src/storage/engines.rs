@@ -14,6 +14,7 @@ use super::log::scan::{self, Scan};
 use super::log::{Disk, LogError, LogOptions, Mark, MarkFile, RaftLog};
 use super::rows;
 use super::seal::DekRing;
+use super::snapshot::{self, SnapshotError};
 use super::state_dir::{self, Access, FILE_MODE, StateDir, StateDirError};
 use judge::{Seen, Verdict, judge};
 use raft_engine::env::FileSystem;
@@ -70,6 +71,8 @@ pub enum OpenError {
     Db(#[from] DbError),
     #[error(transparent)]
     Log(#[from] LogError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     #[error("the raft data in {dir} cannot be used: {refusal}")]
     Refused { dir: String, refusal: Refusal },
     /// The error of one part, where it is repeated in a verdict about the whole.
@@ -87,6 +90,7 @@ impl Engines {
     ) -> Result<Engines, OpenError> {
         debug_assert_eq!(dir.access(), Access::Exclusive);
         prepare(dir)?;
+        install_snapshot(dir, ring, options)?;
         let db = match active_database(dir)? {
             Some(path) => Some(Arc::new(open_db(dir, &path, ring, options)?)),
             None => None,
@@ -338,6 +342,28 @@ fn active_database(dir: &StateDir) -> Result<Option<PathBuf>, OpenError> {
     let number = String::from_utf8_lossy(&text).trim_end().parse::<u64>();
     let number = number.map_err(|error| refused(dir, Refusal::NoDatabase(error.to_string())))?;
     Ok(Some(dir.raft_db().join(number.to_string())))
+}
+
+/// Puts a snapshot in place that was received and accepted before the last stop.
+fn install_snapshot(
+    dir: &StateDir,
+    ring: &DekRing,
+    options: &EngineOptions,
+) -> Result<(), OpenError> {
+    let active = || {
+        let part = |error: OpenError| SnapshotError::Damaged(error.to_string());
+        let Some(path) = active_database(dir).map_err(part)? else {
+            return Ok(None);
+        };
+        let number = path
+            .file_name()
+            .and_then(|name| name.to_str()?.parse().ok());
+        let number = number
+            .ok_or_else(|| SnapshotError::Damaged(format!("{} has no number", path.display())))?;
+        Ok(Some((number, Db::open(&path, ring, &options.db)?)))
+    };
+    snapshot::install(dir, active, ring, &options.db)?;
+    Ok(())
 }
 
 /// Opens the active database and removes what an interrupted installation left.

@@ -32,6 +32,7 @@ pub mod request;
 pub mod rotation;
 mod rows;
 pub mod seal;
+pub mod snapshot;
 pub mod state_dir;
 pub mod store;
 mod summary;

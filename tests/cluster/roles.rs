@@ -8,7 +8,9 @@ use serde_json::Value;
 use std::path::Path;
 use swarm_manager::api::roles::Role;
 use swarm_manager::api::types::control_client::ControlClient;
-use swarm_manager::api::types::{Annotations, ConfigSpec, CreateConfigRequest};
+use swarm_manager::api::types::{
+    Annotations, ConfigSpec, CreateConfigRequest, ListClustersRequest, UpdateClusterRequest,
+};
 
 /// A node that joins the cluster of `manager`.
 fn join(manager: &Swarmd, role: &str, extra: &[&str]) -> Swarmd {
@@ -259,4 +261,87 @@ fn a_worker_survives_its_managers() {
     wait_ready(&second, &id_of(&late));
     first.restart();
     wait_managers(&third, 3);
+}
+
+/// The number of configs in a manager's own copy.
+fn own_configs(node: &Swarmd) -> u64 {
+    let count = &status(node)["objectCounts"]["config"];
+    count.as_u64().unwrap_or(0)
+}
+
+fn wait_configs(node: &Swarmd, count: u64) {
+    wait_for("the configs have arrived", SOON, || {
+        let output = node.ctl_output(&["cluster", "status"]);
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        match own_configs(node) {
+            found if found == count => Ok(()),
+            found => Err(format!("{found} of {count}")),
+        }
+    });
+}
+
+async fn create_configs(node: &Swarmd, from: u64, to: u64) {
+    let mut control = node.control().await;
+    for at in from..to {
+        let spec = ConfigSpec {
+            annotations: Some(Annotations {
+                name: format!("config-{at}"),
+                ..Default::default()
+            }),
+            data: vec![1; 20_000],
+            ..Default::default()
+        };
+        let request = CreateConfigRequest { spec: Some(spec) };
+        control.create_config(request).await.expect("a config");
+    }
+}
+
+// 03-A17: the log no longer reaches back to where a member stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_that_are_far_behind_get_the_whole_state() {
+    let first = Swarmd::start(IDLE);
+    let mut control = first.control().await;
+    let clusters = control
+        .list_clusters(ListClustersRequest::default())
+        .await
+        .unwrap();
+    let cluster = clusters.into_inner().clusters.remove(0);
+    let mut spec = cluster.spec.clone().unwrap();
+    let raft = spec.raft.get_or_insert_default();
+    (raft.snapshot_interval, raft.log_entries_for_slow_followers) = (20, 5);
+    let request = UpdateClusterRequest {
+        cluster_id: cluster.id.clone(),
+        cluster_version: cluster.meta.and_then(|meta| meta.version),
+        spec: Some(spec),
+        ..Default::default()
+    };
+    control.update_cluster(request).await.unwrap();
+    create_configs(&first, 0, 60).await;
+    wait_for(
+        "the log is compacted",
+        SOON,
+        || match status(&first)["firstIndex"].as_u64() {
+            Some(first) if first > 1 => Ok(()),
+            first => Err(format!("{first:?}")),
+        },
+    );
+    let mut second = join(&first, "manager", IDLE);
+    let third = join(&first, "manager", IDLE);
+    for node in [&second, &third] {
+        wait_managers(node, 3);
+        wait_configs(node, 60);
+    }
+    // One that was away while the log went on.
+    second.kill();
+    create_configs(&third, 60, 140).await;
+    second.restart();
+    wait_configs(&second, 140);
+    wait_managers(&second, 3);
+    // It is a full member: with it the others can lose one.
+    drop(first);
+    wait_managers(&second, 2);
+    create_configs(&second, 140, 150).await;
+    wait_configs(&third, 150);
 }

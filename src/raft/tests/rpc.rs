@@ -62,7 +62,7 @@ async fn serve() -> Served {
     let mut leadership = subject.member.leadership();
     let leads = leadership.wait_for(|now| now.term().is_some()).await;
     leads.unwrap();
-    let rpc = RaftRpc::new(subject.member.clone(), Arc::new(Reachable));
+    let rpc = RaftRpc::new(subject.member.clone(), Arc::new(Reachable), None);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = Server::builder()

@@ -1,6 +1,6 @@
 //! One other member: its queue, and the task that empties it.
 
-use super::Shared;
+use super::{Shared, snapshot};
 use crate::api::raftpb;
 use crate::api::types::health_check_response::ServingStatus;
 use crate::api::types::health_client::HealthClient;
@@ -27,6 +27,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long the last messages for a removed member are still tried (spec 03 section 9 allows 16 s).
 const RETIRE_AFTER: Duration = Duration::from_secs(2);
+/// Snapshots under way at a time, over all members: each reads the whole state.
+pub const SNAPSHOTS_MAX: usize = 2;
 /// Name of the raft member in the health service.
 const HEALTH_RAFT: &str = "Raft";
 
@@ -106,6 +108,15 @@ impl Worker {
         let mut idle = Duration::ZERO;
         loop {
             let delivered = match tokio::time::timeout(idle, inbox.recv()).await {
+                Ok(Some(message)) if message.snapshot.is_some() => {
+                    tokio::spawn(snapshot::send(
+                        self.shared.clone(),
+                        self.raft_id,
+                        self.addr.clone(),
+                        message,
+                    ));
+                    continue;
+                }
                 Ok(Some(message)) => self.deliver(message).await,
                 Ok(None) => return,
                 Err(_) => self.probe().await,

@@ -1,0 +1,211 @@
+//! A store's state goes out, comes in below another state directory, and is the same there.
+
+use super::*;
+use crate::api::types::{Annotations, Config, ConfigSpec, Meta, RaftMember, Task, Version};
+use crate::storage::engines::{EngineOptions, Engines};
+use crate::storage::log::Identity;
+use crate::storage::testing::{TestStore, ring};
+use crate::storage::{By, Tx};
+use tempfile::TempDir;
+
+fn config(id: &str, bytes: usize) -> Config {
+    Config {
+        id: id.to_owned(),
+        spec: Some(ConfigSpec {
+            annotations: Some(Annotations {
+                name: format!("name-{id}"),
+                ..Default::default()
+            }),
+            data: vec![7; bytes],
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+/// A store with configs, one of them larger than a piece, and tasks.
+async fn source() -> TestStore {
+    let store = TestStore::new();
+    for round in 0..20 {
+        let create = move |tx: &mut Tx| -> Result<(), StoreError> {
+            for at in 0..20 {
+                let bytes = if at == 3 && round == 4 { 400_000 } else { 1000 };
+                tx.create(config(&format!("c{round:02}{at:02}"), bytes))?;
+                tx.create(Task {
+                    id: format!("t{round:02}{at:02}"),
+                    service_id: "s".into(),
+                    node_id: format!("n{at}"),
+                    slot: at,
+                    meta: Some(Meta {
+                        version: Some(Version { index: 9 }),
+                        ..Default::default()
+                    }),
+                    ..Default::default()
+                })?;
+            }
+            Ok(())
+        };
+        store.update(create).await.unwrap();
+    }
+    store
+}
+
+/// A member's state directory with an empty database and a claimed log.
+fn member() -> (TempDir, Arc<StateDir>) {
+    let dir = tempfile::tempdir().unwrap();
+    let state_dir = Arc::new(StateDir::open(dir.path().join("state")).unwrap());
+    let mut engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+    let identity = Identity {
+        raft_id: 5,
+        node_id: "n".into(),
+        cluster_id: "c".into(),
+        address: "a:1".into(),
+        created_unix_s: 0,
+    };
+    engines
+        .log
+        .claim(identity, &Default::default(), &[])
+        .unwrap();
+    (dir, state_dir)
+}
+
+/// Spools a snapshot into a member's directory.
+fn receive(state_dir: &Arc<StateDir>, outgoing: &OutgoingSnapshot, pieces: usize) -> Incoming {
+    let engines = Engines::open(state_dir, &ring(), &EngineOptions::default()).unwrap();
+    let incoming = Incoming::new(state_dir.clone(), engines.db.clone());
+    let mut spool = incoming.begin(&outgoing.metadata()).unwrap();
+    let mut taken = 0;
+    outgoing
+        .write(|piece| {
+            taken += 1;
+            if taken <= pieces {
+                spool.push(&piece).unwrap();
+            }
+            true
+        })
+        .unwrap();
+    spool.finish().unwrap();
+    incoming
+}
+
+fn with_membership(store: &TestStore) -> Membership {
+    let membership = Membership {
+        conf_state: raftpb::ConfState {
+            voters: vec![1, 5],
+            ..Default::default()
+        },
+        members: vec![RaftMember {
+            raft_id: 5,
+            node_id: "n".into(),
+            addr: "host.example:1".into(),
+            status: None,
+        }],
+        removed: vec![3, 4],
+    };
+    let entry = CommittedEntry {
+        index: 1000,
+        term: 3,
+        payload: Payload::Membership(membership.clone()),
+    };
+    store.apply(vec![entry]).unwrap();
+    membership
+}
+
+// 04-A22, 04-A23 (with our own bytes)
+#[tokio::test]
+async fn the_state_arrives_as_it_was() {
+    let store = source().await;
+    let membership = with_membership(&store);
+    let outgoing = store.outgoing_snapshot().unwrap();
+    let metadata = outgoing.metadata();
+    assert_eq!((metadata.index(), metadata.term()), (1000, 3));
+
+    // All pieces together are one message, as the peer reads it.
+    let mut whole = Vec::new();
+    let mut count = 0;
+    outgoing
+        .write(|piece| {
+            count += 1;
+            whole.extend(piece);
+            true
+        })
+        .unwrap();
+    assert!(count > 3, "{count}");
+    let message = Snapshot::decode(whole.as_slice()).unwrap();
+    let objects = message.store.unwrap();
+    assert_eq!((objects.configs.len(), objects.tasks.len()), (400, 400));
+    assert_eq!(message.membership.unwrap().removed, [3, 4]);
+
+    let (_dir, state_dir) = member();
+    drop(receive(&state_dir, &outgoing, usize::MAX));
+    // Received is not yet accepted: the next start knows nothing of it.
+    let incoming = {
+        let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+        assert_eq!(engines.applied.index, 0);
+        drop(engines);
+        receive(&state_dir, &outgoing, usize::MAX)
+    };
+    let spooled = fs::read(state_dir.raft_incoming().join(RECEIVED)).unwrap();
+    let readable = |text: &[u8]| spooled.windows(text.len()).any(|window| window == text);
+    assert!(!readable(b"name-c0000"), "sealed");
+    incoming.accept().unwrap();
+    drop(incoming);
+
+    let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+    assert_eq!((engines.applied.index, engines.applied.term), (1000, 3));
+    assert_eq!(engines.log.first_index(), 1001);
+    assert!(!state_dir.raft_incoming().exists());
+    let installed = Store::open(engines.db.clone()).unwrap();
+    assert_eq!(installed.membership(), membership);
+    let all = |store: &Store| {
+        store.view(|tx| {
+            let configs = tx.find::<Config>(By::All).unwrap();
+            let tasks = tx.find::<Task>(By::All).unwrap();
+            (configs, tasks)
+        })
+    };
+    assert_eq!(all(&installed), all(&store.store()));
+    let by_name = installed.view(|tx| tx.find::<Config>(By::Name("name-c0403".into())));
+    assert_eq!(by_name.unwrap().len(), 1);
+    let by_node = installed.view(|tx| tx.find::<Task>(By::NodeId("n7".into())));
+    assert_eq!(by_node.unwrap().len(), 20);
+    drop((installed, engines));
+    // And again from there, as after any stop.
+    let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+    assert_eq!(engines.applied.index, 1000);
+}
+
+#[tokio::test]
+async fn a_damaged_snapshot_changes_nothing() {
+    let store = source().await;
+    with_membership(&store);
+    let outgoing = store.outgoing_snapshot().unwrap();
+    let (_dir, state_dir) = member();
+    let incoming = receive(&state_dir, &outgoing, usize::MAX);
+    incoming.accept().unwrap();
+    drop(incoming);
+    let path = state_dir.raft_incoming().join(ACCEPTED);
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+    assert_eq!(engines.applied.index, 0);
+    assert!(!state_dir.raft_incoming().exists());
+}
+
+#[tokio::test]
+async fn an_interrupted_installation_is_done_again() {
+    let store = source().await;
+    with_membership(&store);
+    let outgoing = store.outgoing_snapshot().unwrap();
+    let (_dir, state_dir) = member();
+    let incoming = receive(&state_dir, &outgoing, usize::MAX);
+    incoming.accept().unwrap();
+    drop(incoming);
+    // Killed while the new database was built.
+    fs::create_dir(state_dir.raft_db().join("2")).unwrap();
+    fs::write(state_dir.raft_db().join("2/CURRENT"), "half").unwrap();
+    let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+    assert_eq!(engines.applied.index, 1000);
+}
