@@ -42,7 +42,7 @@ soak: deps-test
 	SWARM_TEST_SCALE=1.0 $(MAKE) test
 
 bench: deps
-	$(CARGO) bench --locked
+	$(CARGO) bench --locked --features mimalloc
 
 lint: deps doc
 	$(CARGO) fmt --check
@@ -52,7 +52,7 @@ doc: deps
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links --document-private-items" $(CARGO) doc --locked --no-deps --quiet
 
 release: deps
-	$(CARGO) build --locked --release
+	$(CARGO) build --locked --release --features mimalloc
 
 bundled: deps
-	ROCKSDB_COMPILE=1 ROCKSDB_INCLUDE_DIR=rocksdb/include CXX=clang++ $(CARGO) build --locked --release --features bundled
+	ROCKSDB_COMPILE=1 ROCKSDB_INCLUDE_DIR=rocksdb/include CXX=clang++ $(CARGO) build --locked --release --features bundled,mimalloc

@@ -21,3 +21,9 @@ pub mod node;
 pub mod raft;
 pub mod services;
 pub mod storage;
+
+/// Writers, the raft thread and the applier free what another of them allocated, which the C library's
+/// allocator answers with waits for its locks.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -20,7 +20,7 @@
 //! This room never writes a key anywhere and never logs one; keys are wiped when dropped.
 
 use arc_swap::ArcSwap;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::{hkdf, hmac};
@@ -212,6 +212,38 @@ pub fn new_salt() -> Result<[u8; SALT_BYTES], SealError> {
     Ok(salt)
 }
 
+/// Random nonces, drawn in advance: one call of the system for many records.
+struct Nonces {
+    bytes: Box<[u8; NONCE_LEN * NONCES_DRAWN]>,
+    used: usize,
+}
+
+/// Nonces drawn at once.
+const NONCES_DRAWN: usize = 128;
+
+impl Default for Nonces {
+    fn default() -> Nonces {
+        Nonces {
+            bytes: Box::new([0; NONCE_LEN * NONCES_DRAWN]),
+            used: NONCES_DRAWN,
+        }
+    }
+}
+
+impl Nonces {
+    /// A nonce that was not returned before.
+    fn next(&mut self) -> Result<[u8; NONCE_LEN], SealError> {
+        if self.used >= NONCES_DRAWN {
+            fill_random(&mut self.bytes[..], "draw nonces")?;
+            self.used = 0;
+        }
+        let mut nonce = [0; NONCE_LEN];
+        nonce.copy_from_slice(&self.bytes[self.used * NONCE_LEN..][..NONCE_LEN]);
+        self.used += 1;
+        Ok(nonce)
+    }
+}
+
 fn fill_random(target: &mut [u8], attempt: &'static str) -> Result<(), SealError> {
     SystemRandom::new()
         .fill(target)
@@ -237,7 +269,7 @@ pub struct Sealer {
     writing: ArcSwap<Writing>,
     derived: RwLock<HashMap<Derived, Arc<[LessSafeKey]>>>,
     seals_per_generation_max: u64,
-    random: SystemRandom,
+    nonces: Mutex<Nonces>,
 }
 
 /// An opened value.
@@ -275,7 +307,7 @@ impl Sealer {
             writing: ArcSwap::from_pointee(writing),
             derived: RwLock::new(HashMap::new()),
             seals_per_generation_max,
-            random: SystemRandom::new(),
+            nonces: Mutex::default(),
         })
     }
 
@@ -334,11 +366,7 @@ impl Sealer {
             Some(block) => (FORMAT_LZ4, block.as_slice()),
             None => (FORMAT_PLAIN, body),
         };
-        let mut nonce = [0; NONCE_LEN];
-        self.random
-            .fill(&mut nonce)
-            .map_err(|_| SealError::Crypto("draw a nonce"))?;
-
+        let nonce = self.nonces.lock().next()?;
         let mut sealed = Vec::with_capacity(SEAL_OVERHEAD_BYTES + header.len() + stored.len());
         sealed.push(format);
         sealed.extend_from_slice(&writing.name.0);
