@@ -3,9 +3,10 @@
 //! A reader sees the old or the new content, never a mix, and after a power loss the file is one of
 //! the two (spec 02 section 6.2).
 
-use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use crate::storage::files;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Mode of the state directory and of everything that only this program reads.
@@ -16,9 +17,6 @@ pub const PUBLIC_DIR: u32 = 0o755;
 pub const PRIVATE_FILE: u32 = 0o600;
 /// Mode of certificates.
 pub const PUBLIC_FILE: u32 = 0o644;
-
-/// Prefix of files that are being written; what is left of them after a crash is worthless.
-const TEMPORARY: &str = ".tmp-";
 
 /// An operation on a file that failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,25 +45,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileEr
 
 /// Replaces a file in one step and makes the change durable.
 pub fn write_atomic(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
-    let parent = path.parent().unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Dropping it without persisting removes the file.
-    let mut temporary = tempfile::Builder::new()
-        .prefix(&format!("{TEMPORARY}{name}"))
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(parent)
-        .map_err(failed("create a temporary file for", path))?;
-    // The mode asked for above is subject to the umask.
-    temporary
-        .as_file()
-        .set_permissions(Permissions::from_mode(mode))
-        .and_then(|()| temporary.write_all(content))
-        .and_then(|()| temporary.as_file().sync_all())
-        .map_err(failed("write", path))?;
-    temporary
-        .persist(path)
-        .map_err(|error| failed("replace", path)(error.error))?;
-    sync_dir(parent)
+    files::replace(path, content, mode).map_err(failed("replace", path))
 }
 
 /// Moves a file over another in the same directory, durably.
@@ -98,11 +78,7 @@ pub fn read_if_present(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
 
 /// Creates a directory and its missing parents with this mode. An existing one is left as it is.
 pub fn ensure_dir(path: &Path, mode: u32) -> Result<(), FileError> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(mode)
-        .create(path)
-        .map_err(failed("create the directory", path))
+    files::create_directory(path, mode).map_err(failed("create the directory", path))
 }
 
 /// Removes what interrupted writes have left in a directory.
@@ -111,7 +87,11 @@ pub fn sweep_temporary(dir: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(files::TEMPORARY)
+        {
             // Only tidiness depends on it.
             let _ = fs::remove_file(entry.path());
         }

@@ -135,7 +135,7 @@ impl Db {
     pub fn create(path: &Path, ring: &DekRing, options: &DbOptions) -> Result<Db, DbError> {
         state_dir::create_dir(path)?;
         let cache = new_cache(path, options)?;
-        let mut engine_options = database_options(options);
+        let mut engine_options = database_options(path, options)?;
         engine_options.create_if_missing(true);
         engine_options.create_missing_column_families(true);
         engine_options.set_error_if_exists(true);
@@ -174,9 +174,12 @@ impl Db {
     /// Opens an existing database for reading and writing.
     pub fn open(path: &Path, ring: &DekRing, options: &DbOptions) -> Result<Db, DbError> {
         let cache = new_cache(path, options)?;
-        let db =
-            DB::open_cf_descriptors(&database_options(options), path, families(options, &cache))
-                .map_err(|error| engine_error("open", path, error))?;
+        let db = DB::open_cf_descriptors(
+            &database_options(path, options)?,
+            path,
+            families(options, &cache),
+        )
+        .map_err(|error| engine_error("open", path, error))?;
         Db::opened(db, path, ring, cache, false)
     }
 
@@ -189,7 +192,7 @@ impl Db {
         messages: &Path,
     ) -> Result<Db, DbError> {
         let cache = new_cache(path, options)?;
-        let mut engine_options = database_options(options);
+        let mut engine_options = database_options(path, options)?;
         engine_options.set_db_log_dir(messages);
         let db = DB::open_cf_descriptors_read_only(
             &engine_options,
@@ -285,12 +288,7 @@ impl Db {
     /// Writes all unflushed changes into table files, and merges the table files, so that no file holds
     /// what has been replaced. Old write-ahead logs go as well. Takes long with many rows.
     pub fn drop_replaced(&self) -> Result<(), DbError> {
-        for family in Family::ALL {
-            let handle = self.family(family)?;
-            self.db
-                .flush_cf(handle)
-                .map_err(|error| engine_error("flush", &self.path, error))?;
-        }
+        self.flush()?;
         let mut options = CompactOptions::default();
         // Ordinary work of the engine may go on beside it.
         options.set_exclusive_manual_compaction(false);
@@ -356,11 +354,14 @@ impl Db {
 
     /// Writes all unflushed changes of all families to table files.
     pub fn flush(&self) -> Result<(), DbError> {
-        // With atomic flush, flushing one family flushes all of them.
-        let family = self.family(Family::Meta)?;
-        self.db
-            .flush_cf(family)
-            .map_err(|error| engine_error("flush", &self.path, error))
+        // A flush by hand takes one family only; `meta`, which says what is applied, comes last.
+        for family in Family::ALL.into_iter().rev() {
+            let handle = self.family(family)?;
+            self.db
+                .flush_cf(handle)
+                .map_err(|error| engine_error("flush", &self.path, error))?;
+        }
+        Ok(())
     }
 
     /// Writes a copy of the present state into the new directory `target`, with hard links where the

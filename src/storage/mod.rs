@@ -17,6 +17,7 @@ pub mod engine;
 pub mod engines;
 pub mod error;
 pub mod events;
+pub mod files;
 mod head;
 pub mod history;
 pub mod inspect;

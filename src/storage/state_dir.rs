@@ -15,6 +15,7 @@
 //! process, however it ends. The directory is accessible to its owner only (mode 0700), which covers
 //! every file below it whatever its own mode.
 
+use super::files;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -312,7 +313,7 @@ pub fn create_dir(path: &Path) -> Result<(), StateDirError> {
     if path.is_dir() {
         return Ok(());
     }
-    let parent = parent_of(path);
+    let parent = files::parent_of(path);
     create_dir(parent)?;
     match DirBuilder::new().mode(DIR_MODE).create(path) {
         Ok(()) => sync_dir(parent),
@@ -328,31 +329,7 @@ pub fn sync_dir(path: &Path) -> Result<(), StateDirError> {
         .map_err(|error| StateDirError::io("sync", path, error))
 }
 
-/// Replaces a file by new content, durably and at once: a reader, or a start after a crash at any
-/// moment, finds either the old or the new content, whole.
+/// Replaces a file by new content, durably and at once; see [`files::replace`].
 pub fn write_atomic(path: &Path, content: &[u8], mode: u32) -> Result<(), StateDirError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".new");
-    let staged = path.with_file_name(name);
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(mode)
-            .open(&staged)?;
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        file.write_all(content)?;
-        file.sync_all()?;
-        fs::rename(&staged, path)
-    };
-    write().map_err(|error| StateDirError::io("write", path, error))?;
-    sync_dir(parent_of(path))
-}
-
-fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
+    files::replace(path, content, mode).map_err(|error| StateDirError::io("write", path, error))
 }

@@ -89,11 +89,11 @@ impl Tx {
             now,
         } = self.mode
         {
-            *object.meta_mut() = Some(Meta {
-                version: Some(Version { index: stamp }),
-                created_at: Some(now),
-                updated_at: Some(now),
-            });
+            // A moment of creation that is given is honoured (spec 04 section 7).
+            let meta = object.meta_mut().get_or_insert_default();
+            meta.version = Some(Version { index: stamp });
+            meta.created_at = meta.created_at.or(Some(now));
+            meta.updated_at = Some(now);
         }
         let payload = Bytes::from(object.encode_to_vec());
         let object = Arc::new(object);

@@ -28,6 +28,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const WORKER_THREADS_MIN: usize = 2;
 
 fn main() -> ExitCode {
+    // The stores' engines create files with the default mode; nobody else is to read them. Whoever needs
+    // another mode asks for it: the control socket, the processes of tasks.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let cli = Cli::parse();
     let result = match cli.unavailable() {
         Some(flag) => Err(anyhow::anyhow!("{flag} is not available yet")),

@@ -3,8 +3,8 @@
 use super::Family;
 use super::error::{DbError, engine_error};
 use rocksdb::{
-    BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, LogLevel,
-    Options, ReadOptions,
+    BlockBasedOptions, Cache, ColumnFamilyDescriptor, DBCompressionType, DBRecoveryMode, Env,
+    LogLevel, Options, ReadOptions,
 };
 use std::ops::Bound;
 use std::path::Path;
@@ -40,8 +40,8 @@ pub(super) fn new_cache(path: &Path, options: &DbOptions) -> Result<Cache, DbErr
 const MANIFEST_STEP_BYTES: usize = 64 << 10;
 
 /// Options of the whole database (spec 01 section 10).
-pub(super) fn database_options(options: &DbOptions) -> Options {
-    let mut db = Options::default();
+pub(super) fn database_options(path: &Path, options: &DbOptions) -> Result<Options, DbError> {
+    let mut db = tracking_options(path)?;
     db.set_paranoid_checks(true);
     db.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
     db.set_max_total_wal_size(options.wal_bytes);
@@ -59,7 +59,36 @@ pub(super) fn database_options(options: &DbOptions) -> Options {
     // A manifest that is rewritten often stays small; the default is 1 GiB.
     db.set_max_manifest_file_size(1 << 20);
     db.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
-    db
+    Ok(db)
+}
+
+/// Default options with the one that no call sets: the manifest lists the write-ahead logs that were
+/// synced, and an opening that misses one, or its end, fails. Without it the engine would go on as if
+/// what stood there had never been written.
+const TRACKING: &str = "\
+[Version]
+  rocksdb_version=7.8.3
+  options_file_version=1.1
+[DBOptions]
+  track_and_verify_wals_in_manifest=true
+[CFOptions \"default\"]
+";
+
+/// Has the engine read [`TRACKING`] from a file, the only way to set that option.
+fn tracking_options(path: &Path) -> Result<Options, DbError> {
+    let failed = |error: std::io::Error| {
+        DbError::Files(format!(
+            "cannot prepare the options of the database {}: {error}; is there space for temporary files?",
+            path.display()
+        ))
+    };
+    let dir = tempfile::tempdir().map_err(failed)?;
+    std::fs::write(dir.path().join("OPTIONS-000001"), TRACKING).map_err(failed)?;
+    let read = |error| engine_error("set the options of", path, error);
+    let env = Env::new().map_err(read)?;
+    let cache = Cache::new_lru_cache(0).map_err(read)?;
+    let (options, _) = Options::load_latest(dir.path(), env, true, cache).map_err(read)?;
+    Ok(options)
 }
 
 pub(super) fn families(options: &DbOptions, cache: &Cache) -> Vec<ColumnFamilyDescriptor> {

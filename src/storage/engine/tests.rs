@@ -39,6 +39,20 @@ fn what_is_written_is_there_after_a_reopen() {
     assert_eq!(db.get(Family::Obj, b"key").unwrap().unwrap(), b"value");
     assert_eq!(db.get(Family::Task, b"key").unwrap(), None);
     assert_eq!(db.hasher().hash(b"n", b"web"), hash);
+    drop(db);
+    // An option that only the engine's own file of options tells of.
+    let options = std::fs::read_dir(&path)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let options = options.filter(|path| path.to_string_lossy().contains("/OPTIONS-"));
+    let options: Vec<_> = options
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    assert!(!options.is_empty());
+    for text in options {
+        assert!(text.contains("track_and_verify_wals_in_manifest=true"));
+        assert!(text.contains("atomic_flush=true") && text.contains("paranoid_checks=true"));
+    }
 }
 
 #[test]

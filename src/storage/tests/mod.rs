@@ -2,8 +2,10 @@
 
 mod applied;
 mod batches;
+mod damage;
 mod following;
 mod measure;
+mod model;
 mod rules;
 mod selectors;
 mod support;

@@ -32,6 +32,37 @@ async fn stamps_and_stale_copies() {
         .unwrap();
 }
 
+/// A create may say since when the object exists; everything else of its stamp is ours.
+// 04-A12
+#[tokio::test]
+async fn a_given_time_of_creation_is_kept() {
+    let store = TestStore::new();
+    let since = prost_types::Timestamp {
+        seconds: 1_000_000_000,
+        nanos: 7,
+    };
+    let given = Service {
+        meta: Some(Meta {
+            version: Some(Version { index: 99 }),
+            created_at: Some(since),
+            updated_at: Some(since),
+        }),
+        ..service("a", "web")
+    };
+    let created = create(&store, given).await;
+    let first = created.meta.unwrap();
+    assert_eq!(first.created_at, Some(since));
+    assert!(first.updated_at.unwrap().seconds > since.seconds);
+    assert_ne!(first.version, Some(Version { index: 99 }));
+    // An update that leaves it out keeps it, and changes the other time.
+    let mut cleared = (*created).clone();
+    cleared.meta.as_mut().unwrap().created_at = None;
+    let update = store.update::<_, StoreError>(|tx| tx.update(cleared));
+    let second = update.await.unwrap().meta.unwrap();
+    assert_eq!(second.created_at, Some(since));
+    assert!(second.version.unwrap().index > first.version.unwrap().index);
+}
+
 // 04-A10
 #[tokio::test]
 async fn a_failing_closure_leaves_nothing() {
