@@ -8,6 +8,8 @@ mod agent;
 mod cli;
 #[path = "cluster/crash.rs"]
 mod crash;
+#[path = "cluster/failover.rs"]
+mod failover;
 #[path = "cluster/leave.rs"]
 mod leave;
 #[path = "cluster/process.rs"]

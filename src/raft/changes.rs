@@ -29,6 +29,9 @@ const TRANSFER_LOOK: Duration = Duration::from_millis(1500);
 /// Longest time for handing leadership over (settled R1, with the default tick).
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(7);
 
+/// Longest wait for transactions under way before leadership is handed over all the same.
+const QUIET_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// A change that somebody wants.
 pub(super) struct Change {
     pub kind: ChangeKind,
@@ -42,6 +45,12 @@ pub(super) enum ChangeError {
     /// Another one is under way.
     Busy,
     Failed(RaftError),
+}
+
+/// A hand-over that waits for what is under way.
+pub(super) struct Handing {
+    until: std::time::Instant,
+    reply: oneshot::Sender<Result<(), RaftError>>,
 }
 
 /// The change under way.
@@ -206,27 +215,58 @@ impl<L: LogStore> Node<L> {
         }
     }
 
-    /// Begins to hand leadership over.
-    pub(super) fn transfer(&mut self) -> Result<(), RaftError> {
+    /// Begins to hand leadership over: no more proposals are taken, and once those under way are applied
+    /// another member is told to stand for election.
+    pub(super) fn transfer(&mut self, reply: oneshot::Sender<Result<(), RaftError>>) {
         let raft = &self.raw.raft;
-        if raft.state != StateRole::Leader {
-            return Err(RaftError::LostLeadership);
-        }
-        let own = raft.id;
+        let refusal = match (raft.state, self.furthest_member()) {
+            (StateRole::Leader, Some(_)) => {
+                self.handing = Some(Handing {
+                    until: std::time::Instant::now() + QUIET_WAIT_MAX,
+                    reply,
+                });
+                return;
+            }
+            (StateRole::Leader, None) => RaftError::NoClusterLeader,
+            _ => RaftError::LostLeadership,
+        };
+        let _ = reply.send(Err(refusal));
+    }
+
+    /// The reachable member that has most of the log.
+    fn furthest_member(&self) -> Option<u64> {
+        let raft = &self.raw.raft;
         let candidates = self.book.members().filter(|member| {
-            member.raft_id != own && self.outbox.is_active(member.raft_id) != Some(false)
+            member.raft_id != raft.id && self.outbox.is_active(member.raft_id) != Some(false)
         });
-        let furthest = candidates
+        candidates
             .filter_map(|member| Some((raft.prs().get(member.raft_id)?.matched, member.raft_id)))
-            .max();
-        match furthest {
-            Some((_, target)) => {
+            .max()
+            .map(|(_, raft_id)| raft_id)
+    }
+
+    /// Hands leadership over when nothing is under way any more, or when that takes too long.
+    pub(super) fn hand_over_when_quiet(&mut self, now: std::time::Instant) {
+        let Some(handing) = self.handing.take() else {
+            return;
+        };
+        let log = &self.raw.raft.raft_log;
+        let quiet = log.committed == log.last_index() && self.applied == log.committed;
+        if !quiet && now < handing.until && self.raw.raft.state == StateRole::Leader {
+            self.handing = Some(handing);
+            return;
+        }
+        let result = match (self.raw.raft.state, self.furthest_member()) {
+            (StateRole::Leader, Some(target)) => {
                 tracing::info!(to = format!("{target:x}"), "handing leadership over");
+                self.handed_over = quiet;
                 self.raw.transfer_leader(target);
                 Ok(())
             }
-            None => Err(RaftError::NoClusterLeader),
-        }
+            (StateRole::Leader, None) => Err(RaftError::NoClusterLeader),
+            _ => Err(RaftError::LostLeadership),
+        };
+        let _ = handing.reply.send(result);
     }
 }
 

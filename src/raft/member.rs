@@ -148,6 +148,8 @@ pub fn start<L: LogStore, M: Machine>(
         reads: Reads::default(),
         change: None,
         last_change: 0,
+        handing: None,
+        handed_over: false,
         removed,
         incoming: config.incoming.clone(),
         upkeep: Upkeep::new(life, config.log_bytes_max),

@@ -12,7 +12,7 @@
 //! dropped, never made up for (settled R1).
 
 use super::applier::Task;
-use super::changes::Pending;
+use super::changes::{Handing, Pending};
 use super::error::Fatal;
 use super::handle::{Leadership, Shared};
 use super::inbox::{Intake, Wishes};
@@ -65,6 +65,10 @@ pub(super) struct Node<L: LogStore> {
     /// The change of the group under way, and the number of the last one.
     pub change: Option<Pending>,
     pub last_change: u64,
+    /// Leadership is about to be handed over, as soon as everything in the log is applied.
+    pub handing: Option<Handing>,
+    /// It was handed over with nothing under way: what waited had not been begun.
+    pub handed_over: bool,
     /// This member was removed from the group.
     pub removed: bool,
     /// Where snapshots of other members arrive.
@@ -124,6 +128,7 @@ impl<L: LogStore> Node<L> {
             proposals: self.takes_proposals(),
             progress: !self.gate_open()
                 || self.campaign
+                || self.handing.is_some()
                 || self.phase.waits()
                 || self.reads.wait_for_apply()
                 || self.upkeep.waits_for_sync(),
@@ -136,6 +141,7 @@ impl<L: LogStore> Node<L> {
         self.gate_open()
             && self.raw.raft.uncommitted_size() < UNCOMMITTED_BYTES_MAX
             && self.raw.raft.lead_transferee.is_none()
+            && self.handing.is_none()
     }
 
     fn turn(&mut self, intake: Intake) -> Result<Next, Fatal> {
@@ -159,6 +165,7 @@ impl<L: LogStore> Node<L> {
         }
         self.begin_if_complete()?;
         self.campaign_if_alone()?;
+        self.hand_over_when_quiet(now);
         if tick {
             self.keep_up(now)?;
             self.publish();
@@ -230,6 +237,7 @@ impl<L: LogStore> Node<L> {
             // Leadership was lost in this very turn; the end of the term fails them.
             return Ok(());
         }
+        self.handed_over = false;
         let entries = proposals.into_iter().map(|proposal| Entry {
             data: proposal.data.into(),
             ..Entry::default()
@@ -268,7 +276,11 @@ impl<L: LogStore> Node<L> {
         let raft = &self.raw.raft;
         let leads = (raft.state == StateRole::Leader).then_some(raft.term);
         if let Some(effect) = self.phase.observe(leads, raft.raft_log.last_index()) {
-            self.take_effect(effect, ProposeError::LostLeadership)?;
+            let why = match std::mem::take(&mut self.handed_over) {
+                true => ProposeError::NotLeader,
+                false => ProposeError::LostLeadership,
+            };
+            self.take_effect(effect, why)?;
         }
         let leader = self.leader();
         self.shared.leadership.send_if_modified(|now| match now {

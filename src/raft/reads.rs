@@ -122,9 +122,7 @@ impl<L: LogStore> Node<L> {
                 }
                 Request::ReadIndex { reply } => readers.push(reply),
                 Request::Change(change) => self.propose_change(change),
-                Request::Transfer { reply } => {
-                    let _ = reply.send(self.transfer());
-                }
+                Request::Transfer { reply } => self.transfer(reply),
                 Request::Unreachable { raft_id } => self.raw.report_unreachable(raft_id),
                 Request::SnapshotSent { raft_id, delivered } => {
                     let status = match delivered {

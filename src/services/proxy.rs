@@ -25,6 +25,7 @@ use self::link::{LeaderLink, Sent};
 use crate::api::roles::{self, MethodAuth};
 use crate::identity::connection::Connection;
 use crate::identity::{SecurityConfig, forwarded};
+use crate::services::control::error::METADATA_NOT_DONE;
 use bytes::Bytes;
 use futures::future::{BoxFuture, Either};
 use http::request::Parts;
@@ -281,9 +282,12 @@ impl Proxy {
     }
 }
 
-/// Whether the answer is a manager's refusal to pass a call on a second time: it does not lead, and
-/// nothing was done.
+/// Whether the answer says that the manager does not lead and has done nothing: it would have to pass the
+/// call on a second time, or could not begin a write.
 fn is_not_the_leader(response: &Response<Body>) -> bool {
+    if response.headers().contains_key(METADATA_NOT_DONE) {
+        return true;
+    }
     Status::from_header_map(response.headers()).is_some_and(|status| {
         status.code() == Code::ResourceExhausted
             && status.message().starts_with(forwarded::REDIRECT_REFUSAL)

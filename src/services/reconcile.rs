@@ -304,7 +304,9 @@ async fn wait_after_failure(
     retry: Duration,
 ) -> anyhow::Result<bool> {
     match failure {
-        StoreError::Propose(ProposeError::LostLeadership | ProposeError::Stopped)
+        StoreError::Propose(
+            ProposeError::LostLeadership | ProposeError::NotLeader | ProposeError::Stopped,
+        )
         | StoreError::Closed => {
             let ended = tokio::time::timeout(TERM_END_WAIT_MAX, term.cancel.cancelled()).await;
             ended.map(|()| false).with_context(|| {

@@ -108,7 +108,20 @@ impl Outcome {
     }
 }
 
+/// The error of a transaction that has not become a proposal: nothing of it can ever happen.
+fn not_begun(error: ProposeError) -> ProposeError {
+    match error {
+        ProposeError::LostLeadership => ProposeError::NotLeader,
+        error => error,
+    }
+}
+
 impl Head {
+    /// Why there are no transactions at present.
+    fn refusal(&self) -> ProposeError {
+        not_begun(self.ended.clone())
+    }
+
     pub fn new() -> Head {
         Head {
             term: None,
@@ -274,7 +287,7 @@ impl Store {
             return Err(ProposeError::Stopped.into());
         };
         let Some(term) = origin.term else {
-            return Err(self.inner.head.lock().ended.clone().into());
+            return Err(self.inner.head.lock().refusal().into());
         };
 
         let request_id = self.inner.next_request.fetch_add(1, Ordering::Relaxed) | 1 << 63;
@@ -284,7 +297,7 @@ impl Store {
         let writer = {
             let mut head = self.inner.head.lock();
             if head.term != Some(term) {
-                return Err(head.ended.clone().into());
+                return Err(head.refusal().into());
             }
             head.push(Pending {
                 writer: 0,
@@ -305,7 +318,7 @@ impl Store {
         // Registered first: the entry may be applied before this call returns.
         if let Err(error) = proposer.propose(proposal) {
             self.inner.head.lock().take_back(writer);
-            return Err(error.into());
+            return Err(not_begun(error).into());
         }
         Ok(Outcome(Some(outcome)))
     }

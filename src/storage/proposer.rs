@@ -37,6 +37,9 @@ pub enum ProposeError {
     /// Not the signalled leader, or leadership was lost while waiting: the outcome is unknown.
     #[error("raft: failed to process the request: node lost leader status")]
     LostLeadership,
+    /// Not the signalled leader, and nothing was done: another manager may do it.
+    #[error("raft: failed to process the request: node lost leader status")]
+    NotLeader,
     #[error("raft: raft message is too large and can't be sent")]
     TooLarge,
     /// The library refused (no leader, transfer in progress).

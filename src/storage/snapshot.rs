@@ -275,12 +275,12 @@ pub fn install(
     let incoming = dir.raft_incoming();
     let accepted = incoming.join(ACCEPTED);
     if !accepted.exists() {
-        remove(&incoming)?;
+        clear(&incoming)?;
         return Ok(None);
     }
     match install_accepted(dir, &accepted, active, ring, options) {
         Ok(at) => {
-            remove(&incoming)?;
+            clear(&incoming)?;
             tracing::info!(
                 index = at,
                 "the state that another manager sent is in place"
@@ -293,7 +293,7 @@ pub fn install(
                 reason,
                 "a received snapshot cannot be used and is forgotten"
             );
-            remove(&incoming)?;
+            clear(&incoming)?;
             Ok(None)
         }
         Err(error) => Err(error),
@@ -326,6 +326,12 @@ fn install_accepted(
     let text = format!("{}\n", number + 1);
     state_dir::write_atomic(&dir.raft_db().join("ACTIVE"), text.as_bytes(), FILE_MODE)?;
     Ok(at)
+}
+
+/// Forgets whatever was received.
+fn clear(incoming: &Path) -> Result<(), SnapshotError> {
+    remove(incoming)?;
+    Ok(state_dir::create_dir(incoming)?)
 }
 
 fn remove(path: &Path) -> Result<(), SnapshotError> {

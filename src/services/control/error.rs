@@ -8,11 +8,16 @@ use tonic::{Code, Status};
 
 use crate::api::validate::Invalid;
 use crate::storage::{ProposeError, StoreError};
+use tonic::metadata::MetadataValue;
 
 /// Response metadata beside `update out of sequence`: the version that the caller sent.
 pub const METADATA_VERSION_GIVEN: &str = "swarm-version-given";
 /// Response metadata beside `update out of sequence`: the version that is stored.
 pub const METADATA_VERSION_STORED: &str = "swarm-version-stored";
+
+/// Response metadata of a write that was not even begun, because this manager does not lead: whoever asks
+/// the leader instead does it once.
+pub const METADATA_NOT_DONE: &str = "swarm-not-done";
 
 /// Why a call was refused.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -103,6 +108,10 @@ impl From<ProposeError> for ControlError {
 impl From<ControlError> for Status {
     fn from(error: ControlError) -> Self {
         let mut status = Status::new(error.code(), error.to_string());
+        if let ControlError::Store(StoreError::Propose(ProposeError::NotLeader)) = error {
+            let metadata = status.metadata_mut();
+            metadata.insert(METADATA_NOT_DONE, MetadataValue::from_static("true"));
+        }
         if let ControlError::Store(StoreError::SequenceConflict { given, stored }) = error {
             let metadata = status.metadata_mut();
             metadata.insert(METADATA_VERSION_GIVEN, given.into());

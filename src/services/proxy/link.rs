@@ -10,11 +10,15 @@ use crate::identity::connect::{ConnectError, connect_manager};
 use http::{Request, Response};
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::body::Body;
 use tonic::transport::Channel;
 use tower::{Service as _, ServiceExt as _};
+
+/// How long calls may still be answered by a manager that does not lead any more.
+const LAST_ANSWERS_TIME: Duration = Duration::from_millis(500);
 
 /// What became of one try.
 pub enum Sent {
@@ -72,7 +76,7 @@ impl LeaderLink {
         };
         let result = tokio::select! {
             result = answer => result,
-            () = open.cut.cancelled() => {
+            () = after_a_moment(&open.cut) => {
                 return Sent::Unknown(format!("manager {} does not lead any more", peer.addr));
             }
         };
@@ -122,6 +126,12 @@ impl LeaderLink {
             *slot = None;
         }
     }
+}
+
+/// A leader that hands over answers the calls it still has, that it did them or not; it is given a moment.
+async fn after_a_moment(cut: &CancellationToken) {
+    cut.cancelled().await;
+    tokio::time::sleep(LAST_ANSWERS_TIME).await;
 }
 
 /// Cuts a connection when somebody else is known to lead. A group that is between two leaders may well

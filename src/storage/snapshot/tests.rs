@@ -154,7 +154,7 @@ async fn the_state_arrives_as_it_was() {
     let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
     assert_eq!((engines.applied.index, engines.applied.term), (1000, 3));
     assert_eq!(engines.log.first_index(), 1001);
-    assert!(!state_dir.raft_incoming().exists());
+    assert_eq!(fs::read_dir(state_dir.raft_incoming()).unwrap().count(), 0);
     let installed = Store::open(engines.db.clone()).unwrap();
     assert_eq!(installed.membership(), membership);
     let all = |store: &Store| {
@@ -191,7 +191,7 @@ async fn a_damaged_snapshot_changes_nothing() {
     fs::write(&path, bytes).unwrap();
     let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
     assert_eq!(engines.applied.index, 0);
-    assert!(!state_dir.raft_incoming().exists());
+    assert_eq!(fs::read_dir(state_dir.raft_incoming()).unwrap().count(), 0);
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn a_transaction_without_writes_succeeds_on_a_follower() {
         .await;
     assert!(matches!(
         written,
-        Err(StoreError::Propose(ProposeError::LostLeadership))
+        Err(StoreError::Propose(ProposeError::NotLeader))
     ));
     assert_eq!(store.proposer().history().len(), proposed);
     assert!(events.try_recv().unwrap().is_none());
