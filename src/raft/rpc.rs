@@ -4,7 +4,7 @@
 //! failures are answered with success and dropped, because the protocol repairs a lost message and a
 //! sender could do nothing about an error. The one answer that a sender acts on is "you were removed".
 //!
-//! Joining and leaving are in [`admission`].
+//! Joining and leaving are in `admission`.
 
 pub use super::admission::{DialBack, METADATA_RAFT_ID, SecureDialBack};
 use super::assembly::{Assembly, ChunkError};
