@@ -188,6 +188,7 @@ fn main() {
             heartbeat_ticks: 1,
             election_ticks: 10,
             accept_log_loss: false,
+            force_new_cluster: false,
             executor: Box::new(|_| Ok(Arc::new(NoneExecutor))),
         }))
         .expect("a node");

@@ -15,7 +15,7 @@ use crate::api::types::{Cluster, Node, Peer, WeightedPeer};
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::raft::membership::Book;
-use crate::raft::{self, Handle, RaftError, Transport};
+use crate::raft::{self, ForceError, Handle, RaftError, Transport};
 use crate::services::founding::DEFAULT_CLUSTER;
 use crate::services::health::HealthService;
 use crate::services::metrics::{self, Metrics};
@@ -24,7 +24,7 @@ use crate::services::rekey::Rekey;
 use crate::services::server::control_socket::{ControlSocket, ControlSocketError};
 use crate::services::server::{self, Listener, ServeError};
 use crate::storage::engines::{EngineOptions, Engines, OpenError};
-use crate::storage::log::{Identity, LogError};
+use crate::storage::log::{Identity, LogError, RaftLog};
 use crate::storage::snapshot::Incoming;
 use crate::storage::state_dir::StateDir;
 use crate::storage::{By, Store, StoreError};
@@ -51,6 +51,9 @@ const FIRST_MANAGER_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Longest wait for another leader before an orderly stop.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Says in the log that the other members were struck off.
+const FORCED_MARKER: &str = "forced";
 
 /// How a manager gets into a raft group when it has no raft data.
 #[derive(Debug, Clone)]
@@ -80,6 +83,8 @@ pub struct ManagerConfig {
     /// Of this node, when it founds a cluster.
     pub availability: Availability,
     pub entry: Entry,
+    /// Make a group of one out of this member: the others are lost for good.
+    pub force_new_cluster: bool,
     /// Start although the log lost entries; the manager must be alone.
     pub accept_log_loss: bool,
 }
@@ -108,6 +113,8 @@ pub enum ManagerError {
     },
     #[error(transparent)]
     Join(#[from] JoinGroupError),
+    #[error("cannot make a new cluster: {0}")]
+    Force(#[from] ForceError),
     /// The other managers have taken this one out of the raft group.
     #[error("{}", RaftError::MemberRemoved)]
     Removed,
@@ -338,14 +345,14 @@ async fn start_member(config: &ManagerConfig) -> Result<Started, ManagerError> {
     raft_config.heartbeat_ticks = config.heartbeat_ticks as usize;
     raft_config.election_ticks = config.election_ticks as usize;
     // Opening reads and checks the log: it blocks.
-    let Engines {
-        db, mut log, loss, ..
-    } = blocking(move || Ok(Engines::open(&state_dir, &ring, &options)?)).await?;
+    let Engines { db, log, loss, .. } =
+        blocking(move || Ok(Engines::open(&state_dir, &ring, &options)?)).await?;
     if let Some(loss) = loss {
         tracing::warn!(%loss, "started on what was left of the log");
     }
     let advertise = config.advertise.to_string();
     let store = Store::open(db.clone())?;
+    let mut log = force(config, log, &store, &advertise).await?;
     // A member that has not read of its own admission knows nobody yet, so it asks again.
     let knows_nobody = store.membership().members.is_empty();
     let stored = log.identity().map(|identity| identity.raft_id);
@@ -404,6 +411,43 @@ async fn start_member(config: &ManagerConfig) -> Result<Started, ManagerError> {
         store,
         incoming,
     })
+}
+
+/// Strikes the other members off, if that was asked for and has not been done. Asking is remembered, so that
+/// a flag that is left in place strikes nobody off who joins later; a start without it forgets.
+async fn force(
+    config: &ManagerConfig,
+    mut log: RaftLog,
+    store: &Store,
+    addr: &str,
+) -> Result<RaftLog, ManagerError> {
+    let (wanted, addr) = (config.force_new_cluster, addr.to_owned());
+    let (membership, applied) = (store.membership(), store.applied());
+    blocking(move || {
+        if log.identity().is_none() {
+            return Ok(log);
+        }
+        let done = log.marker(FORCED_MARKER)?.is_some();
+        match (wanted, done) {
+            (true, true) => tracing::warn!(
+                "--force-new-cluster was done already; this is an ordinary start. Start once without \
+                 the flag before it is needed again"
+            ),
+            (true, false) => {
+                let forced = raft::force_new_cluster(&mut log, &membership, applied, &addr)?;
+                log.set_marker(FORCED_MARKER, Some("done"))?;
+                tracing::warn!(
+                    removed = forced.removed.len(),
+                    kept_entries_of_unknown_outcome = forced.uncertain,
+                    "this manager is a group of its own now"
+                );
+            }
+            (false, true) => log.set_marker(FORCED_MARKER, None)?,
+            (false, false) => {}
+        }
+        Ok(log)
+    })
+    .await
 }
 
 /// Runs what blocks beside the network.

@@ -63,6 +63,8 @@ pub struct NodeConfig {
     pub heartbeat_ticks: u32,
     pub election_ticks: u32,
     pub accept_log_loss: bool,
+    /// Make a cluster with this node as its only manager: the others are lost for good.
+    pub force_new_cluster: bool,
     /// Makes what runs the tasks, once the state directory is locked.
     pub executor: ExecutorMaker,
 }
@@ -327,6 +329,7 @@ async fn identity(
         join_addr: config.join_addr.clone(),
         join_token: config.join_token.clone(),
         availability: config.availability as i32,
+        force_new_cluster: config.force_new_cluster,
         ..StartOptions::new(state_dir.path())
     };
     Ok(load_or_create(&options).await?)
@@ -339,6 +342,8 @@ fn known_managers(config: &NodeConfig, state_dir: &StateDir) -> Result<SharedRem
             node_id: String::new(),
             addr: with_port(addr),
         }],
+        // They are lost, and would only be asked in vain.
+        None if config.force_new_cluster => Vec::new(),
         None => load(&state_dir.state_json()).map_err(NodeError::Remotes)?,
     };
     Ok(SharedRemotes::new(initial))

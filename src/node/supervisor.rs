@@ -51,6 +51,7 @@ pub struct ManagerSettings {
     heartbeat_ticks: u32,
     election_ticks: u32,
     accept_log_loss: bool,
+    force_new_cluster: bool,
 }
 
 impl From<&NodeConfig> for ManagerSettings {
@@ -66,6 +67,7 @@ impl From<&NodeConfig> for ManagerSettings {
             heartbeat_ticks: config.heartbeat_ticks,
             election_ticks: config.election_ticks,
             accept_log_loss: config.accept_log_loss,
+            force_new_cluster: config.force_new_cluster,
         }
     }
 }
@@ -172,6 +174,7 @@ impl Supervisor {
             availability: settings.availability,
             entry: self.entry(is_first),
             accept_log_loss: settings.accept_log_loss && is_first,
+            force_new_cluster: settings.force_new_cluster && is_first,
         })
         .await?;
         let channel = connect_control(&settings.control_socket).await?;

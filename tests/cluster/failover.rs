@@ -272,3 +272,62 @@ fn a_lost_quorum_is_told_with_names_and_numbers() {
         }
     });
 }
+
+// 03-A18, P001: the last survivor goes on alone with everything it knew, and the flag acts once.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_survivor_makes_a_new_cluster() {
+    let mut nodes = three_managers();
+    let leader = wait_leader(&nodes);
+    let mut control = nodes[leader].control().await;
+    for at in 0..20 {
+        create(&mut control, &format!("kept-{at}"))
+            .await
+            .expect("a write");
+    }
+    let mut survivor = nodes.remove((leader + 1) % 3);
+    for node in &mut nodes {
+        node.kill();
+    }
+    survivor.kill();
+    survivor.extra.push("--force-new-cluster".to_string());
+    let begin = Instant::now();
+    survivor.restart();
+    let mut control = survivor.control().await;
+    create(&mut control, "after").await.expect("a write");
+    assert!(
+        begin.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begin.elapsed()
+    );
+    let found = names(&survivor).await.expect("a list");
+    assert_eq!(found.len(), 21, "{found:?}");
+    let status = survivor.ctl_json(&["cluster", "status"]);
+    assert_eq!(
+        status["members"].as_array().map(Vec::len),
+        Some(1),
+        "{status}"
+    );
+
+    // A manager that joins now stays, although the flag is still there.
+    let (address, token) = (survivor.remote(), survivor.token("manager"));
+    let mut flags = vec!["--join-addr", &address, "--join-token", &token];
+    flags.extend_from_slice(IDLE);
+    let fresh = Swarmd::start(&flags);
+    wait_for("two managers", SOON, || match reachable(&fresh) {
+        2 => Ok(()),
+        up => Err(up.to_string()),
+    });
+    survivor.kill();
+    survivor.restart();
+    wait_for("still two managers", SOON, || match reachable(&survivor) {
+        2 => Ok(()),
+        up => Err(up.to_string()),
+    });
+    // One of the lost ones comes back: it was struck off, and joins anew with an empty disk's rights.
+    nodes[0].restart();
+    wait_for("three managers", SOON, || match reachable(&survivor) {
+        3 => Ok(()),
+        up => Err(up.to_string()),
+    });
+    assert_eq!(names(&nodes[0]).await.expect("a list").len(), 21);
+}

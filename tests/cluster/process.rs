@@ -161,7 +161,7 @@ fn a_container_image_is_not_run_by_the_process_executor() {
 #[test]
 fn flags_of_missing_parts_are_refused_by_name() {
     let node = Swarmd::prepare(&[]);
-    for flag in ["--force-new-cluster", "--autolock", "--rejoin"] {
+    for flag in ["--autolock", "--rejoin"] {
         let output = node.command().arg(flag).output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success());

@@ -157,13 +157,15 @@ pub struct NodeFlags {
     /// Start although the raft log lost entries (this manager must be alone); says how many
     #[arg(long)]
     pub accept_log_loss: bool,
+    /// The other managers are lost for good: go on with this one alone. Acts once, even if it is left in
+    /// place
+    #[arg(long)]
+    pub force_new_cluster: bool,
 }
 
 /// Flags of parts that do not exist yet.
 #[derive(Args)]
 pub struct LaterFlags {
-    #[arg(long, hide = true)]
-    force_new_cluster: bool,
     #[arg(long, hide = true)]
     rejoin: bool,
     #[arg(long, hide = true)]
@@ -185,7 +187,6 @@ impl Cli {
     pub fn unavailable(&self) -> Option<&'static str> {
         let later = &self.later;
         let given = [
-            (later.force_new_cluster, "--force-new-cluster"),
             (later.rejoin, "--rejoin"),
             (later.autolock, "--autolock"),
             (later.unlock_key.is_some(), "--unlock-key"),

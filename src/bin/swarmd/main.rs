@@ -139,6 +139,7 @@ fn config(flags: NodeFlags) -> anyhow::Result<NodeConfig> {
         heartbeat_ticks: flags.heartbeat_tick,
         election_ticks: flags.election_tick,
         accept_log_loss: flags.accept_log_loss,
+        force_new_cluster: flags.force_new_cluster,
     })
 }
 
