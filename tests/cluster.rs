@@ -10,12 +10,16 @@ mod cli;
 mod crash;
 #[path = "cluster/failover.rs"]
 mod failover;
+#[path = "cluster/disk_full.rs"]
+mod disk_full;
 #[path = "cluster/leave.rs"]
 mod leave;
 #[path = "cluster/process.rs"]
 mod process;
 #[path = "cluster/refusals.rs"]
 mod refusals;
+#[path = "cluster/rekey.rs"]
+mod rekey;
 #[path = "cluster/roles.rs"]
 mod roles;
 #[path = "cluster/secrecy.rs"]

@@ -36,6 +36,9 @@ mod tests;
 
 /// Text in front of the number in `FORMAT`.
 const FORMAT_TEXT: &str = "swarm-manager raft data, format ";
+/// Bytes that both engines together reserve and write when they open: a new write-ahead log of 9 MiB, a
+/// step of 2 MiB of the raft log, small files.
+const OPEN_BYTES_MIN: u64 = 16 << 20;
 /// Layout of `raft/` that this program writes.
 const FORMAT_VERSION: u32 = 1;
 /// Rounds of giving up one thing after another; each kind of loss is met at most once.
@@ -73,6 +76,16 @@ pub enum OpenError {
     Log(#[from] LogError),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// The engines write when they open, and do not survive a disk that is full then.
+    #[error(
+        "the raft data in {dir} is not opened: {free_mib} MiB are free on its file system and \
+         {needed_mib} MiB are needed; nothing was changed, free some space and start again"
+    )]
+    NoSpace {
+        dir: String,
+        free_mib: u64,
+        needed_mib: u64,
+    },
     #[error("the raft data in {dir} cannot be used: {refusal}")]
     Refused { dir: String, refusal: Refusal },
     /// The error of one part, where it is repeated in a verdict about the whole.
@@ -89,6 +102,7 @@ impl Engines {
         options: &EngineOptions,
     ) -> Result<Engines, OpenError> {
         debug_assert_eq!(dir.access(), Access::Exclusive);
+        require_space(dir)?;
         prepare(dir)?;
         install_snapshot(dir, ring, options)?;
         let db = match active_database(dir)? {
@@ -123,6 +137,32 @@ impl Engines {
             loss: loss.into_option(),
         })
     }
+}
+
+/// Refuses to open on a file system that is all but full: what the database's own log holds becomes
+/// table files first.
+fn require_space(dir: &StateDir) -> Result<(), OpenError> {
+    let unflushed = match active_database(dir)? {
+        Some(path) => write_ahead_bytes(&path),
+        None => 0,
+    };
+    let (free, needed) = (dir.free_bytes()?, unflushed + OPEN_BYTES_MIN);
+    if free < needed {
+        return Err(OpenError::NoSpace {
+            dir: dir.raft().display().to_string(),
+            free_mib: free >> 20,
+            needed_mib: needed.div_ceil(1 << 20),
+        });
+    }
+    Ok(())
+}
+
+/// Bytes of the write-ahead logs of a database; 0 if they cannot be told.
+fn write_ahead_bytes(path: &Path) -> u64 {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let logs = entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "log"));
+    let sizes = logs.filter_map(|entry| Some(entry.metadata().ok()?.len()));
+    sizes.sum()
 }
 
 /// Makes log and database agree, or refuses.

@@ -118,6 +118,14 @@ impl Swarmd {
         }
     }
 
+    /// What the node has logged since its last start, as far as it has arrived.
+    pub fn drain(&mut self) -> &[String] {
+        if let Some(log) = &self.log {
+            self.seen.extend(log.try_iter());
+        }
+        &self.seen
+    }
+
     pub fn wait_ready(&mut self) {
         self.wait_line(READY_LINE);
     }
