@@ -117,7 +117,8 @@ fn accept_deprecated(file: &mut protox::prost_reflect::prost_types::FileDescript
 
 /// Methods of our own package. All services are for managers: callers on the local control socket
 /// count as such, and a peer proves it with its certificate.
-const OWN_METHODS: [&str; 3] = [
+const OWN_METHODS: [&str; 4] = [
+    "/swarmmanager.v1.Admin/RotateDataKey",
     "/swarmmanager.v1.Admin/Status",
     "/swarmmanager.v1.Node/Leave",
     "/swarmmanager.v1.Peer/Capabilities",
