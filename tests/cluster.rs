@@ -8,10 +8,10 @@ mod agent;
 mod cli;
 #[path = "cluster/crash.rs"]
 mod crash;
-#[path = "cluster/failover.rs"]
-mod failover;
 #[path = "cluster/disk_full.rs"]
 mod disk_full;
+#[path = "cluster/failover.rs"]
+mod failover;
 #[path = "cluster/leave.rs"]
 mod leave;
 #[path = "cluster/process.rs"]

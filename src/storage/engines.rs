@@ -36,6 +36,8 @@ mod tests;
 
 /// Text in front of the number in `FORMAT`.
 const FORMAT_TEXT: &str = "swarm-manager raft data, format ";
+/// How the log engine names files that it keeps for later use when it is closed.
+const RECYCLED_SUFFIX: &str = ".raftlog.reserved";
 /// Bytes that both engines together reserve and write when they open: a new write-ahead log of 9 MiB, a
 /// step of 2 MiB of the raft log, small files.
 const OPEN_BYTES_MIN: u64 = 16 << 20;
@@ -104,6 +106,7 @@ impl Engines {
         debug_assert_eq!(dir.access(), Access::Exclusive);
         require_space(dir)?;
         prepare(dir)?;
+        remove_recycled(dir)?;
         install_snapshot(dir, ring, options)?;
         let db = match active_database(dir)? {
             Some(path) => Some(Arc::new(open_db(dir, &path, ring, options)?)),
@@ -153,6 +156,20 @@ fn require_space(dir: &StateDir) -> Result<(), OpenError> {
             free_mib: free >> 20,
             needed_mib: needed.div_ceil(1 << 20),
         });
+    }
+    Ok(())
+}
+
+/// Removes the log files that wait to be written over. They hold entries that were forgotten long ago,
+/// perhaps sealed with a data key that has been exchanged since (settled S15).
+fn remove_recycled(dir: &StateDir) -> Result<(), OpenError> {
+    let root = dir.raft_log();
+    let failed = |error| StateDirError::read(&root, error);
+    for entry in fs::read_dir(&root).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.to_string_lossy().ends_with(RECYCLED_SUFFIX) {
+            fs::remove_file(&path).map_err(failed)?;
+        }
     }
     Ok(())
 }

@@ -178,6 +178,26 @@ fn a_new_directory_is_laid_out_and_found_again() {
     check_log(&engines, 3);
 }
 
+/// Files of the log that were kept for later use hold old entries; the next start removes them.
+#[test]
+fn recycled_log_files_do_not_outlive_a_start() {
+    let temp = TempDir::new().unwrap();
+    let mut engines = member(temp.path(), 600);
+    engines.db.sync_wal().unwrap();
+    engines.log.compact(590).unwrap();
+    engines.log.purge().unwrap();
+    drop(engines);
+    let recycled = || {
+        let files = fs::read_dir(temp.path().join("raft/log")).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".reserved")).count()
+    };
+    assert!(recycled() > 0);
+    let engines = open(temp.path(), &options()).unwrap();
+    assert_eq!(recycled(), 0);
+    check_log(&engines, 600);
+}
+
 /// A start may be killed anywhere before the log belongs to a member.
 #[test]
 fn an_interrupted_first_start_is_repeated() {
