@@ -41,7 +41,7 @@ fn main() {
     let mut descriptors = compiler.file_descriptor_set();
 
     write_descriptors(&out_dir, &descriptors);
-    write_method_auth(&out_dir);
+    write_method_auth(&out_dir, &descriptors);
 
     descriptors.file.iter_mut().for_each(accept_deprecated);
     // Two runs, because types declared "extern" are named but not generated. The first makes the
@@ -115,14 +115,9 @@ fn accept_deprecated(file: &mut protox::prost_reflect::prost_types::FileDescript
     }
 }
 
-/// Methods of our own package. All services are for managers: callers on the local control socket
-/// count as such, and a peer proves it with its certificate.
-const OWN_METHODS: [&str; 4] = [
-    "/swarmmanager.v1.Admin/RotateDataKey",
-    "/swarmmanager.v1.Admin/Status",
-    "/swarmmanager.v1.Node/Leave",
-    "/swarmmanager.v1.Peer/Capabilities",
-];
+/// Our own package. All its methods are for managers: callers on the local control socket count as
+/// such, and a peer proves it with its certificate.
+const OWN_PACKAGE: &str = "swarmmanager.v1";
 
 /// Services that only the leader answers on the remote port; other managers pass the calls on
 /// (spec 02 section 10.2).
@@ -158,7 +153,7 @@ struct Method {
 }
 
 /// Writes the authorization table, sorted by path for binary search.
-fn write_method_auth(out_dir: &Path) {
+fn write_method_auth(out_dir: &Path, descriptors: &FileDescriptorSet) {
     let facts = fs::read_to_string(FACTS).expect("wire facts");
     let facts: serde_json::Value = serde_json::from_str(&facts).expect("wire facts are JSON");
     let mut methods: BTreeMap<String, Method> = BTreeMap::new();
@@ -180,12 +175,21 @@ fn write_method_auth(out_dir: &Path) {
             }
         }
     }
-    for path in OWN_METHODS {
-        let method = Method {
-            roles: vec!["Role::Manager"],
-            ..Method::default()
-        };
-        methods.insert(path.to_owned(), method);
+    let own = descriptors
+        .file
+        .iter()
+        .filter(|file| file.package() == OWN_PACKAGE);
+    for service in own.flat_map(|file| &file.service) {
+        for rpc in &service.method {
+            let path = format!("/{OWN_PACKAGE}.{}/{}", service.name(), rpc.name());
+            let method = Method {
+                roles: vec!["Role::Manager"],
+                client_stream: rpc.client_streaming(),
+                server_stream: rpc.server_streaming(),
+                ..Method::default()
+            };
+            methods.insert(path, method);
+        }
     }
 
     let mut code = format!("static METHODS: [MethodAuth; {}] = [\n", methods.len());
