@@ -3,7 +3,9 @@
 use crate::Context;
 use crate::resolve::{self, cluster_name, version};
 use clap::{Subcommand, ValueEnum};
-use swarm_manager::api::admin::{MemberStatus, StatusRequest, StatusResponse};
+use swarm_manager::api::admin::{
+    MemberStatus, RotateDataKeyRequest, StatusRequest, StatusResponse,
+};
 use swarm_manager::api::types::*;
 use swarm_manager::cli::output::{
     self, Format, Row, message_json, print_json, print_rows, print_text,
@@ -27,6 +29,11 @@ pub enum Command {
     },
     /// Show the join tokens and how to use them
     Tokens,
+    /// Replace the key that seals the data on the disk of the manager behind the socket
+    ///
+    /// The manager goes on working; `cluster status` shows how far it is. Other managers have keys of
+    /// their own.
+    RotateDataKey,
     /// Change settings
     #[command(
         after_help = "Examples:\n  swarmctl cluster update --taskhistory 10\n  swarmctl cluster update --rotate-join-token worker"
@@ -90,7 +97,36 @@ pub async fn run(context: &mut Context, command: Command) -> anyhow::Result<()> 
         Command::Ls { quiet } => list(context, quiet).await,
         Command::Inspect { cluster } => inspect(context, &cluster).await,
         Command::Tokens => tokens(context).await,
+        Command::RotateDataKey => rotate_data_key(context).await,
         update @ Command::Update { .. } => self::update(context, update).await,
+    }
+}
+
+async fn rotate_data_key(context: &mut Context) -> anyhow::Result<()> {
+    let request = RotateDataKeyRequest {};
+    context.admin.rotate_data_key(request).await?;
+    print_text("The data key is being replaced; `swarmctl cluster status` shows how far it is.\n")?;
+    Ok(())
+}
+
+/// One line about the exchange of the data key, unless there was none.
+fn data_key_text(status: &StatusResponse) -> Option<String> {
+    let rotation = status.data_key_rotation.as_ref()?;
+    let rows = format!("{} rows seen", rotation.rows_seen);
+    let damaged = match rotation.damaged {
+        0 => String::new(),
+        count => format!(", {count} damaged: {}", rotation.damaged_named.join("; ")),
+    };
+    match rotation.phase.as_str() {
+        "idle" => None,
+        "done" => Some(format!(
+            "{} in use since the exchange{damaged}",
+            rotation.key_id
+        )),
+        phase => Some(format!(
+            "going over to {} ({phase}, {rows}){damaged}",
+            rotation.key_id
+        )),
     }
 }
 
@@ -153,6 +189,9 @@ fn status_text(status: &StatusResponse) -> String {
         .collect::<Vec<_>>()
         .join(", ");
     pairs.push(("Objects", objects));
+    if let Some(data_key) = data_key_text(status) {
+        pairs.push(("Data key", data_key));
+    }
     let mut text = String::new();
     for (name, value) in pairs {
         text.push_str(&format!("{:<12}{value}\n", format!("{name}:")));
