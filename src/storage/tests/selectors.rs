@@ -184,3 +184,76 @@ async fn runtimes_are_found_in_any_spelling() {
     }
     assert_eq!(ids::<Service>(&store, By::Runtime(String::new())), [""; 0]);
 }
+
+/// Many tasks: each index gives exactly its set, also after a part of them has moved on.
+// 04-A38
+#[tokio::test]
+async fn indexes_of_many_tasks_are_exact() {
+    const PER_NODE: u64 = 100;
+    let total = scaled(50_000).max(1000) / PER_NODE * PER_NODE;
+    let store = TestStore::new();
+    let state = |number: u64| match number % 5 {
+        0 => TaskState::Failed,
+        _ => TaskState::Running,
+    };
+    let mut batch = store.batch();
+    for number in 0..total {
+        let object = Task {
+            node_id: format!("node{}", number / PER_NODE),
+            status: Some(TaskStatus {
+                state: state(number) as i32,
+                ..Default::default()
+            }),
+            desired_state: TaskState::Running as i32,
+            ..task(
+                &format!("{number:06}"),
+                &format!("svc{}", number % 7),
+                number,
+            )
+        };
+        let created = batch.update::<_, StoreError>(|tx| tx.create(object)).await;
+        created.unwrap();
+    }
+    batch.commit().await.unwrap();
+    let store = store.reopen();
+    let expected = |wanted: &dyn Fn(u64) -> bool| -> Vec<String> {
+        let numbers = (0..total).filter(|number| wanted(*number));
+        numbers.map(|number| format!("{number:06}")).collect()
+    };
+    let by_node = ids::<Task>(&store, By::NodeId("node3".into()));
+    assert_eq!(by_node, expected(&|number| number / PER_NODE == 3));
+    let by_service = ids::<Task>(&store, By::ServiceId("svc5".into()));
+    assert_eq!(by_service, expected(&|number| number % 7 == 5));
+    let failed = ids::<Task>(&store, By::TaskState(TaskState::Failed));
+    assert_eq!(
+        failed,
+        expected(&|number| state(number) == TaskState::Failed)
+    );
+    let desired = By::DesiredState(TaskState::Running);
+    let count = store.view(|tx| tx.count::<Task>(desired)).unwrap();
+    assert_eq!(count as u64, total);
+    let slot = By::Slot {
+        service_id: "svc4".into(),
+        slot: 11,
+    };
+    assert_eq!(ids::<Task>(&store, slot), ["000011"]);
+    // One of them moves on.
+    let moved = store.update::<_, StoreError>(|tx| {
+        let old = tx.get::<Task>("000300")?.ok_or(StoreError::NotExist)?;
+        let node_id = "elsewhere".to_owned();
+        tx.update(Task {
+            node_id,
+            ..(*old).clone()
+        })
+    });
+    moved.await.unwrap();
+    assert_eq!(
+        ids::<Task>(&store, By::NodeId("node3".into())).len() as u64,
+        PER_NODE - 1
+    );
+    assert_eq!(
+        ids::<Task>(&store, By::NodeId("elsewhere".into())),
+        ["000300"]
+    );
+    assert!(store.check().unwrap().is_clean());
+}
