@@ -11,6 +11,7 @@ mod leave;
 use anyhow::{Context as _, bail};
 use args::{Cli, Command, LogLevel, NodeFlags};
 use clap::{CommandFactory, Parser};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -97,6 +98,7 @@ fn start_logging(level: LogLevel, json: bool) -> anyhow::Result<()> {
         .from_env_lossy();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
     let result = if json {
         builder.json().try_init()
