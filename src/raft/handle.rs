@@ -146,6 +146,16 @@ impl Handle {
         self.shared.book.load_full()
     }
 
+    /// Whether there was contact with another member of late, at most one tick ago as far as known here.
+    pub(super) fn reaches(&self, raft_id: u64) -> bool {
+        let status = self.shared.status.lock();
+        let found = status
+            .members
+            .iter()
+            .find(|member| member.raft_id == raft_id);
+        found.is_some_and(|member| member.reachable)
+    }
+
     /// Hands a message from another member to the library; dropped when too many wait.
     pub fn step(&self, message: Message) {
         if !self.shared.inbox.message(message) {

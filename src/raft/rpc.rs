@@ -20,7 +20,9 @@ use crate::api::types::{
     ResolveAddressResponse, StreamRaftMessageRequest, StreamRaftMessageResponse,
 };
 use crate::storage::snapshot::{Incoming, SnapshotError, Spool};
+use raft::eraftpb;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -28,12 +30,18 @@ use tonic::{Code, Request, Response, Status, Streaming};
 pub const MESSAGE_BYTES_MAX: usize = 4_194_304;
 /// Messages assembled from several chunks at a time.
 const ASSEMBLIES_MAX: usize = 4;
+/// Longest wait for a candidate to answer before its request for a vote is dropped: half an election
+/// timeout of ten ticks of 100 ms (settled R3).
+const CANDIDATE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Candidates asked at a time; there are few, and a dropped request is sent anew.
+const CANDIDATES_MAX: usize = 8;
 
 /// Serves both services for one member.
 #[derive(Clone)]
 pub struct RaftRpc {
     pub(super) member: Handle,
     assemblies: Arc<Semaphore>,
+    candidates: Arc<Semaphore>,
     pub(super) dial_back: Arc<dyn DialBack>,
     incoming: Option<Arc<Incoming>>,
     /// Held while a snapshot is received.
@@ -54,6 +62,7 @@ impl RaftRpc {
             receiving: Arc::default(),
             member,
             assemblies: Arc::new(Semaphore::new(ASSEMBLIES_MAX)),
+            candidates: Arc::new(Semaphore::new(CANDIDATES_MAX)),
             dial_back,
             membership: Arc::default(),
         }
@@ -119,7 +128,9 @@ impl RaftRpc {
             tracing::debug!(from = format!("{from:x}"), reason, "raft message dropped");
             return Ok(());
         }
+        let vote = is_vote(&message);
         match convert::message_from_wire(message) {
+            Ok(message) if vote => self.step_vote(&book, message),
             Ok(message) => self.member.step(message),
             // The peer answers so as well: there is nothing in it to be wrong.
             Err(ConvertError::NoSnapshot) => tracing::debug!("empty raft snapshot dropped"),
@@ -128,11 +139,43 @@ impl RaftRpc {
         Ok(())
     }
 
+    /// Steps a candidate's request once it is known that the candidate can be reached: one that only sends
+    /// would win the election and lead nobody (settled R3). Contact of late is proof enough; else it is
+    /// asked beside this call, so that neither the caller nor the raft thread waits.
+    fn step_vote(&self, book: &Book, message: eraftpb::Message) {
+        if self.member.reaches(message.from) {
+            return self.member.step(message);
+        }
+        let Some(addr) = book.member(message.from).map(|known| known.addr.clone()) else {
+            return;
+        };
+        let Ok(permit) = self.candidates.clone().try_acquire_owned() else {
+            return tracing::debug!(
+                "raft vote request dropped: too many candidates are being asked"
+            );
+        };
+        let (member, dial_back) = (self.member.clone(), self.dial_back.clone());
+        tokio::spawn(async move {
+            let _permit = permit;
+            let from = format!("{:x}", message.from);
+            match tokio::time::timeout(CANDIDATE_TIMEOUT, dial_back.check(addr)).await {
+                Ok(Ok(())) => member.step(message),
+                Ok(Err(error)) => {
+                    let error = error.message();
+                    tracing::warn!(
+                        from,
+                        error,
+                        "no vote for a candidate that cannot be reached"
+                    );
+                }
+                Err(_) => tracing::warn!(from, "no vote for a candidate that does not answer"),
+            }
+        });
+    }
+
     fn reason_to_drop(&self, book: &Book, message: &raftpb::Message) -> Option<&'static str> {
         let kind = message.r#type.unwrap_or_default();
-        let vote = kind == raftpb::MessageType::MsgVote as i32
-            || kind == raftpb::MessageType::MsgPreVote as i32;
-        if vote && book.member(message.from()).is_none() {
+        if is_vote(message) && book.member(message.from()).is_none() {
             return Some("the candidate is unknown");
         }
         if kind == raftpb::MessageType::MsgProp as i32 {
@@ -179,6 +222,11 @@ impl RaftRpc {
         drop(permit);
         assembly.finish().map_err(chunk_status)
     }
+}
+
+fn is_vote(message: &raftpb::Message) -> bool {
+    let kind = message.r#type.unwrap_or_default();
+    kind == raftpb::MessageType::MsgVote as i32 || kind == raftpb::MessageType::MsgPreVote as i32
 }
 
 fn is_snapshot(message: &raftpb::Message) -> bool {

@@ -62,6 +62,10 @@ async fn serve() -> Served {
     let mut leadership = subject.member.leadership();
     let leads = leadership.wait_for(|now| now.term().is_some()).await;
     leads.unwrap();
+    serve_member(subject).await
+}
+
+async fn serve_member(subject: Subject) -> Served {
     let rpc = RaftRpc::new(subject.member.clone(), Arc::new(Reachable), None);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -160,6 +164,53 @@ async fn messages_are_checked_before_they_are_stepped() {
     served.subject.member.stop().await.unwrap();
     let late = message(MessageType::MsgHeartbeat, 9);
     served.process(Some(late)).await.unwrap();
+}
+
+/// Notes what the member sends, and says that there is contact with nobody.
+#[derive(Clone)]
+struct NoContact(Arc<Watched<Vec<Message>>>);
+
+impl Outbox for NoContact {
+    fn send(&mut self, messages: Vec<Message>) {
+        self.0.with(|sent| sent.extend(messages));
+    }
+
+    fn is_active(&self, _raft_id: u64) -> Option<bool> {
+        Some(false)
+    }
+}
+
+// 03-A11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_candidate_that_cannot_be_reached_gets_no_vote() {
+    let unreachable = RaftMember {
+        addr: "10.0.0.2:1".into(),
+        ..record(2)
+    };
+    let (hard_state, entries) = first_log(&[record(1), unreachable, record(3)]);
+    let log = MemLog::new(hard_state, entries);
+    let outbox = NoContact(Watched::new(Vec::new()));
+    let machine = NotingMachine::default();
+    let subject = Subject::start_as(1, log, machine, Box::new(outbox.clone()));
+    let served = serve_member(subject).await;
+    // The members of the first entries are known once these are applied.
+    let knows = |found: &mut Notes| (found.applied >= 3).then_some(());
+    served.subject.machine.0.wait("its members", knows);
+    let vote = |from| Message {
+        index: Some(1000),
+        log_term: Some(99),
+        ..message(MessageType::MsgVote, from)
+    };
+    served.process(Some(vote(2))).await.unwrap();
+    served.process(Some(vote(3))).await.unwrap();
+    let kind = Some(MessageType::MsgVoteResp as i32);
+    let answers = |sent: &mut Vec<Message>| {
+        let answers = sent.iter().filter(|message| message.r#type == kind);
+        let answers: Vec<_> = answers.map(|m| (m.to(), m.reject())).collect();
+        (!answers.is_empty()).then_some(answers)
+    };
+    assert_eq!(outbox.0.wait("a vote", answers), [(3, false)]);
+    served.subject.member.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
