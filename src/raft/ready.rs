@@ -26,7 +26,9 @@ impl<L: LogStore> Node<L> {
         let mut ready = self.raw.ready();
         self.raw.store().set_gate(true);
         if !ready.snapshot().is_empty() {
-            return self.begin_anew(ready.snapshot().get_metadata().index);
+            let metadata = ready.snapshot().get_metadata();
+            let (index, term) = (metadata.index, metadata.term);
+            return self.begin_anew(index, term);
         }
         self.send(ready.take_messages());
         let entries = ready.take_entries();
@@ -47,7 +49,7 @@ impl<L: LogStore> Node<L> {
 
     /// The library has accepted a snapshot: this member ends, and its next start puts the state in place
     /// that was received. Its promises are kept; what its log holds is not needed any more.
-    fn begin_anew(&mut self, index: u64) -> Result<bool, Fatal> {
+    fn begin_anew(&mut self, index: u64, term: u64) -> Result<bool, Fatal> {
         let mut hard_state = self.raw.raft.hard_state();
         let log = self.raw.mut_store().log_mut();
         hard_state.commit = hard_state.commit.min(log.last_index());
@@ -56,13 +58,20 @@ impl<L: LogStore> Node<L> {
         let incoming = self.incoming.as_ref().ok_or_else(|| {
             Fatal::Library("it accepted a snapshot although none was stepped".into())
         })?;
-        incoming
-            .accept()
+        let accepted = incoming
+            .accept(index, term)
             .map_err(|error| Fatal::Log(error.to_string()))?;
-        tracing::info!(
-            index,
-            "received the state of the group; starting anew on it"
-        );
+        match accepted {
+            true => tracing::info!(
+                index,
+                "received the state of the group; starting anew on it"
+            ),
+            // Nothing was answered yet, so the leader sends again.
+            false => tracing::warn!(
+                index,
+                "the received state was replaced by another; starting anew without it"
+            ),
+        }
         self.end_threads(false)?;
         Err(Fatal::BeginAnew)
     }

@@ -19,11 +19,11 @@ use super::state_dir::{self, FILE_MODE, StateDir, StateDirError};
 use super::{Membership, Store, StoreError, request};
 use crate::api::raftpb;
 use crate::api::types::{ClusterSnapshot, Snapshot};
+use parking_lot::Mutex;
+use parts::Parts;
 use prost::Message as _;
-use prost::bytes::{Buf, BufMut, Bytes};
-use prost::encoding::{
-    WireType, decode_key, decode_varint, encode_key, encode_varint, encoded_len_varint,
-};
+use prost::bytes::{BufMut, Bytes};
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::ops::Bound;
@@ -38,6 +38,7 @@ const PIECE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Free space that a spooled snapshot must leave.
 const RESERVE_BYTES: u64 = 96 * 1024 * 1024;
 /// Fields of `Snapshot`.
+const FIELD_VERSION: u32 = 1;
 const FIELD_MEMBERSHIP: u32 = 2;
 const FIELD_STORE: u32 = 3;
 /// Name of the spool while it is written, when it is complete, and when it is to become the state.
@@ -170,7 +171,11 @@ pub struct Incoming {
     dir: PathBuf,
     state_dir: Arc<StateDir>,
     db: Arc<Db>,
+    received: Received,
 }
+
+/// Index and term of the snapshot that lies complete in the directory. Held while files are renamed.
+type Received = Arc<Mutex<Option<(u64, u64)>>>;
 
 /// A snapshot on its way in.
 pub struct Spool {
@@ -178,6 +183,8 @@ pub struct Spool {
     state_dir: Arc<StateDir>,
     db: Arc<Db>,
     file: BufWriter<File>,
+    at: (u64, u64),
+    received: Received,
 }
 
 impl Incoming {
@@ -187,6 +194,7 @@ impl Incoming {
             dir: state_dir.raft_incoming(),
             state_dir,
             db,
+            received: Received::default(),
         }
     }
 
@@ -206,14 +214,23 @@ impl Incoming {
             state_dir: self.state_dir.clone(),
             db: self.db.clone(),
             file: BufWriter::new(file),
+            at: (metadata.index(), metadata.term()),
+            received: self.received.clone(),
         };
         spool.push(&metadata.encode_to_vec())?;
         Ok(spool)
     }
 
-    /// The snapshot that was received last becomes the state of this member at its next start.
-    pub fn accept(&self) -> Result<(), SnapshotError> {
-        rename(&self.dir, RECEIVED, ACCEPTED)
+    /// The snapshot of this place in the log becomes the state of this member at its next start. False if
+    /// another one has been received since: then nothing changes, and the leader sends again.
+    pub fn accept(&self, index: u64, term: u64) -> Result<bool, SnapshotError> {
+        let mut received = self.received.lock();
+        if *received != Some((index, term)) {
+            return Ok(false);
+        }
+        rename(&self.dir, RECEIVED, ACCEPTED)?;
+        *received = None;
+        Ok(true)
     }
 }
 
@@ -243,7 +260,11 @@ impl Spool {
             .flush()
             .and_then(|()| self.file.get_ref().sync_all())
             .map_err(failed("sync", &path))?;
-        rename(&self.dir, PART, RECEIVED)
+        let mut received = self.received.lock();
+        *received = None;
+        rename(&self.dir, PART, RECEIVED)?;
+        *received = Some(self.at);
+        Ok(())
     }
 }
 
@@ -376,10 +397,10 @@ fn build(pieces: &mut Pieces, db: Arc<Db>) -> Result<u64, SnapshotError> {
     let metadata = raftpb::SnapshotMetadata::decode(first).map_err(damaged)?;
     let (index, term) = (metadata.index(), metadata.term());
     let store = Store::open(db.clone())?;
-    let mut cluster = ClusterSnapshot::default();
+    let mut parts = Parts::default();
     let mut runs = 0;
     while let Some(piece) = pieces.next()? {
-        let objects = objects_of(piece, &mut cluster)?;
+        let objects = parts.take(&piece)?;
         let bytes = objects
             .iter()
             .map(|(table, payload)| request::change_bytes(*table, payload.len()))
@@ -398,6 +419,7 @@ fn build(pieces: &mut Pieces, db: Arc<Db>) -> Result<u64, SnapshotError> {
             payload: Payload::Request(data),
         }])?;
     }
+    let cluster = parts.finish()?;
     if store.apply_errors().count() > 0 {
         return Err(damaged("its objects contradict each other"));
     }
@@ -418,46 +440,6 @@ fn build(pieces: &mut Pieces, db: Arc<Db>) -> Result<u64, SnapshotError> {
     Ok(index)
 }
 
-/// The objects of one piece; what it says of the members goes to `cluster`.
-fn objects_of(
-    mut piece: Bytes,
-    cluster: &mut ClusterSnapshot,
-) -> Result<Vec<(Table, Bytes)>, SnapshotError> {
-    let mut objects = Vec::new();
-    while piece.has_remaining() {
-        match decode_key(&mut piece).map_err(damaged)? {
-            (FIELD_MEMBERSHIP, WireType::LengthDelimited) => {
-                let part = part_of(&mut piece)?;
-                cluster.merge(part).map_err(damaged)?;
-            }
-            (FIELD_STORE, WireType::LengthDelimited) => {
-                let mut part = part_of(&mut piece)?;
-                while part.has_remaining() {
-                    let (field, _) = decode_key(&mut part).map_err(damaged)?;
-                    let table = Table::ALL
-                        .into_iter()
-                        .find(|table| field_of(*table) == field)
-                        .ok_or_else(|| damaged(format!("objects of an unknown kind {field}")))?;
-                    objects.push((table, part_of(&mut part)?));
-                }
-            }
-            (1, WireType::Varint) => match decode_varint(&mut piece).map_err(damaged)? {
-                0 => {}
-                version => return Err(damaged(format!("unknown version {version}"))),
-            },
-            (field, _) => return Err(damaged(format!("unknown field {field}"))),
-        }
-    }
-    Ok(objects)
-}
-
-fn part_of(bytes: &mut Bytes) -> Result<Bytes, SnapshotError> {
-    let length = decode_varint(bytes).map_err(damaged)?;
-    match usize::try_from(length) {
-        Ok(length) if length <= bytes.len() => Ok(bytes.split_to(length)),
-        _ => Err(damaged("a length points beyond its end")),
-    }
-}
-
+mod parts;
 #[cfg(test)]
 mod tests;

@@ -148,7 +148,7 @@ async fn the_state_arrives_as_it_was() {
     let spooled = fs::read(state_dir.raft_incoming().join(RECEIVED)).unwrap();
     let readable = |text: &[u8]| spooled.windows(text.len()).any(|window| window == text);
     assert!(!readable(b"name-c0000"), "sealed");
-    incoming.accept().unwrap();
+    assert!(incoming.accept(1000, 3).unwrap());
     drop(incoming);
 
     let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
@@ -182,7 +182,7 @@ async fn a_damaged_snapshot_changes_nothing() {
     let outgoing = store.outgoing_snapshot().unwrap();
     let (_dir, state_dir) = member();
     let incoming = receive(&state_dir, &outgoing, usize::MAX);
-    incoming.accept().unwrap();
+    assert!(incoming.accept(1000, 3).unwrap());
     drop(incoming);
     let path = state_dir.raft_incoming().join(ACCEPTED);
     let mut bytes = fs::read(&path).unwrap();
@@ -201,11 +201,80 @@ async fn an_interrupted_installation_is_done_again() {
     let outgoing = store.outgoing_snapshot().unwrap();
     let (_dir, state_dir) = member();
     let incoming = receive(&state_dir, &outgoing, usize::MAX);
-    incoming.accept().unwrap();
+    assert!(incoming.accept(1000, 3).unwrap());
     drop(incoming);
     // Killed while the new database was built.
     fs::create_dir(state_dir.raft_db().join("2")).unwrap();
     fs::write(state_dir.raft_db().join("2/CURRENT"), "half").unwrap();
     let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
     assert_eq!(engines.applied.index, 1000);
+}
+
+/// Spools a whole message in pieces of the given size.
+fn receive_cut(state_dir: &Arc<StateDir>, outgoing: &OutgoingSnapshot, whole: &[u8], bytes: usize) {
+    let engines = Engines::open(state_dir, &ring(), &EngineOptions::default()).unwrap();
+    let incoming = Incoming::new(state_dir.clone(), engines.db.clone());
+    let mut spool = incoming.begin(&outgoing.metadata()).unwrap();
+    for piece in whole.chunks(bytes) {
+        spool.push(piece).unwrap();
+    }
+    spool.finish().unwrap();
+    assert!(incoming.accept(1000, 3).unwrap());
+}
+
+// 04-A23: the peer encodes the whole and cuts it by size, through objects and lengths.
+#[tokio::test]
+async fn pieces_may_be_cut_anywhere() {
+    let store = source().await;
+    let membership = with_membership(&store);
+    let outgoing = store.outgoing_snapshot().unwrap();
+    let mut bytes = Vec::new();
+    outgoing
+        .write(|piece| {
+            bytes.extend(piece);
+            true
+        })
+        .unwrap();
+    // As the peer encodes it: one message, one store.
+    let whole = Snapshot::decode(bytes.as_slice()).unwrap().encode_to_vec();
+    for size in [997, 100_003, 4 * 1024 * 1024] {
+        let (_dir, state_dir) = member();
+        receive_cut(&state_dir, &outgoing, &whole, size);
+        let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+        assert_eq!(engines.applied.index, 1000, "pieces of {size}");
+        let installed = Store::open(engines.db.clone()).unwrap();
+        assert_eq!(installed.membership(), membership);
+        let all = |store: &Store| {
+            store.view(|tx| {
+                let configs = tx.find::<Config>(By::All).unwrap();
+                let tasks = tx.find::<Task>(By::All).unwrap();
+                (configs, tasks)
+            })
+        };
+        assert_eq!(all(&installed), all(&store.store()), "pieces of {size}");
+    }
+    // What ends too early is no state.
+    for missing in [1, 50_000] {
+        let (_dir, state_dir) = member();
+        let short = &whole[..whole.len() - missing];
+        receive_cut(&state_dir, &outgoing, short, 100_003);
+        let engines = Engines::open(&state_dir, &ring(), &EngineOptions::default()).unwrap();
+        assert_eq!(engines.applied.index, 0, "{missing} bytes missing");
+    }
+}
+
+#[tokio::test]
+async fn only_the_snapshot_that_was_meant_is_accepted() {
+    let store = source().await;
+    with_membership(&store);
+    let outgoing = store.outgoing_snapshot().unwrap();
+    let (_dir, state_dir) = member();
+    let incoming = receive(&state_dir, &outgoing, usize::MAX);
+    assert!(!incoming.accept(999, 3).unwrap());
+    assert!(!incoming.accept(1000, 2).unwrap());
+    assert!(!state_dir.raft_incoming().join(ACCEPTED).exists());
+    // An attempt that was given up takes nothing away.
+    drop(incoming.begin(&outgoing.metadata()).unwrap());
+    assert!(incoming.accept(1000, 3).unwrap());
+    assert!(!incoming.accept(1000, 3).unwrap(), "only once");
 }
