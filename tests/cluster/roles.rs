@@ -263,21 +263,18 @@ fn a_worker_survives_its_managers() {
     wait_managers(&third, 3);
 }
 
-/// The number of configs in a manager's own copy.
-fn own_configs(node: &Swarmd) -> u64 {
-    let count = &status(node)["objectCounts"]["config"];
-    count.as_u64().unwrap_or(0)
-}
-
+/// Waits for configs in a manager's own copy. It may be starting anew meanwhile.
 fn wait_configs(node: &Swarmd, count: u64) {
     wait_for("the configs have arrived", SOON, || {
-        let output = node.ctl_output(&["cluster", "status"]);
+        let output = node.ctl_output(&["--format", "json", "cluster", "status"]);
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        match own_configs(node) {
-            found if found == count => Ok(()),
-            found => Err(format!("{found} of {count}")),
+        let status: Value =
+            serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+        match status["objectCounts"]["config"].as_u64() {
+            Some(found) if found == count => Ok(()),
+            found => Err(format!("{found:?} of {count}")),
         }
     });
 }
