@@ -2,6 +2,8 @@
 //!
 //! Figures of a manager are printed beside the disk's own sync rate, measured in the same run.
 
+mod failover;
+
 use anyhow::Context as _;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -25,7 +27,8 @@ const CALLERS_MAX: usize = 4096;
 const EXAMPLES: &str = "\
 Examples:
   swarm-bench disk /var/lib/swarmd
-  swarm-bench writes --callers 64 --count 20000";
+  swarm-bench writes --callers 64 --count 20000
+  swarm-bench failover --managers 3 --runs 20";
 
 #[derive(Parser)]
 #[command(name = "swarm-bench", version, about = "Measures a disk or a running manager", after_help = EXAMPLES)]
@@ -64,6 +67,24 @@ enum Command {
         /// Directory whose file system is measured for comparison: the manager's state directory
         #[arg(long, default_value = ".")]
         disk: PathBuf,
+    },
+    /// Time without acknowledged writes after the leader of a throw-away group on this machine is killed
+    Failover {
+        /// Managers of the group
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..=7))]
+        managers: u64,
+        /// How often the leader is killed
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        runs: u64,
+        /// The program to start [default: the one beside this program]
+        #[arg(long)]
+        swarmd: Option<PathBuf>,
+        /// Where to keep the state directories meanwhile
+        #[arg(long, default_value = ".")]
+        dir: PathBuf,
+        /// Further flags of the managers, after `--`
+        #[arg(last = true)]
+        flags: Vec<String>,
     },
     /// Print a completion script for a shell
     Completion { shell: clap_complete::Shell },
@@ -105,6 +126,33 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             let channel = connect::control_socket(&socket).await?;
             let result = writes(ControlClient::new(channel), callers, count, bytes).await?;
             print_writes(cli.format, &found, callers, &result)?;
+        }
+        Command::Failover {
+            managers,
+            runs,
+            swarmd,
+            dir,
+            flags,
+        } => {
+            let swarmd = match swarmd {
+                Some(swarmd) => swarmd,
+                None => std::env::current_exe()
+                    .context("cannot tell where this program is; use --swarmd")?
+                    .with_file_name("swarmd"),
+            };
+            let found = calibrate(&dir, CALIBRATION)?;
+            let plan = failover::Plan {
+                managers: managers as usize,
+                runs: runs as usize,
+                swarmd,
+                dir,
+                flags,
+            };
+            let times = failover::measure(&plan, |run, time| {
+                eprintln!("run {} of {runs}: {time:.2?}", run + 1);
+            })
+            .await?;
+            print_failover(cli.format, &found, managers, times)?;
         }
         Command::Completion { shell } => {
             clap_complete::generate(
@@ -233,6 +281,33 @@ async fn remove(
             async move { client.remove_config(request).await }
         });
         futures::future::try_join_all(removals).await?;
+    }
+    Ok(())
+}
+
+fn print_failover(
+    format: Format,
+    found: &Calibration,
+    managers: u64,
+    mut times: Vec<Duration>,
+) -> anyhow::Result<()> {
+    times.sort_unstable();
+    let [min, median, max] = [0, times.len() / 2, times.len().saturating_sub(1)]
+        .map(|at| times.get(at).copied().unwrap_or_default());
+    match format {
+        Format::Json => print_json(&serde_json::json!({
+            "disk": calibration_json(found),
+            "managers": managers,
+            "runs": times.len(),
+            "min_ms": min.as_millis() as u64,
+            "median_ms": median.as_millis() as u64,
+            "max_ms": max.as_millis() as u64,
+        }))?,
+        Format::Table => print_text(&format!(
+            "{}{managers} managers, leader killed {} times: next acknowledged write after min {min:.2?}, median {median:.2?}, max {max:.2?}\n",
+            calibration_text(found),
+            times.len(),
+        ))?,
     }
     Ok(())
 }
