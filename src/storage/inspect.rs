@@ -211,6 +211,14 @@ impl Inspection {
         })
     }
 
+    /// Whether there is a database to look at, or why it cannot be opened.
+    pub fn database(&self) -> Result<(), StoreError> {
+        match &self.engines.db {
+            Ok(_) => Ok(()),
+            Err(error) => Err(StoreError::Disk(error.to_string())),
+        }
+    }
+
     /// Calls `f` with every object of a table in the order of their IDs; with the reason in the place of
     /// one that cannot be read. Holds one object at a time. The outer error ends the table.
     pub fn each_object(

@@ -45,7 +45,7 @@ pub fn table_of(key: &[u8]) -> Option<Table> {
 
 /// What to do about a damaged record.
 pub const ADVICE: &str =
-    "check the state directory with `swarm-db verify`, then restore a backup or join again";
+    "check the state directory with `swarm-db check`, then restore a backup or join again";
 
 /// The family that holds the rows of a table.
 pub fn family_of(table: Table) -> Family {

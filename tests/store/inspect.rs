@@ -175,3 +175,56 @@ fn what_is_no_manager_is_said_in_one_line() {
     }
     assert!(!missing.exists());
 }
+
+fn objects(verb: &str, dir: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_swarm-db"))
+        .arg(verb)
+        .arg(dir)
+        .args(arguments)
+        .env_remove("SWARM_UNLOCK_KEY")
+        .output()
+        .expect("swarm-db runs")
+}
+
+#[test]
+fn objects_are_listed_by_name_and_printed_in_full() {
+    let temp = tempfile::tempdir().expect("a directory");
+    stopped(temp.path(), 6, None);
+    let before = files_below(temp.path());
+    let wanted = service_name(3);
+
+    let listed = |arguments: &[&str]| -> Vec<Value> {
+        let arguments = [&["service", "--format", "json"], arguments].concat();
+        let output = objects("ls", temp.path(), &arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    assert_eq!(listed(&[]).len(), 5);
+    let named = listed(&["--name", &wanted]);
+    assert_eq!(named.len(), 1);
+    let id = named[0]["id"].as_str().expect("an ID").to_owned();
+    assert_eq!(listed(&["--id", &id]), named);
+    assert!(listed(&["--prefix", &wanted]).contains(&named[0]));
+    assert!(listed(&["--name", "nobody"]).is_empty());
+
+    for object in [&id, &wanted] {
+        let output = objects("get", temp.path(), &["service", object]);
+        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(found["id"], id.as_str());
+        assert_eq!(found["spec"]["annotations"]["name"], wanted.as_str());
+    }
+    let output = objects("get", temp.path(), &["service", "nobody"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("table service holds no nobody"),
+        "{}",
+        stderr(&output)
+    );
+    let output = objects("ls", temp.path(), &["things"]);
+    assert!(
+        stderr(&output).contains("the tables are"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(files_below(temp.path()), before);
+}

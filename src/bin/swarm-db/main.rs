@@ -5,8 +5,9 @@
 mod check;
 mod inspect;
 mod keys;
+mod objects;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -14,6 +15,9 @@ Examples:
   swarm-db inspect /var/lib/swarmd
   swarm-db inspect /var/lib/swarmd --limit 0 --format json
   swarm-db check /var/lib/swarmd
+  swarm-db ls /var/lib/swarmd service --prefix web
+  swarm-db get /var/lib/swarmd service web
+  swarm-db completion bash
 
 Exit status: 0 if a manager would start (check: if everything adds up), 2 if it would refuse (check: if
 something is wrong), 1 if the directory cannot be read.";
@@ -31,12 +35,25 @@ enum Command {
     Inspect(inspect::Arguments),
     /// Recounts all indexes from the objects and reports every difference
     Check(check::Arguments),
+    /// Lists the objects of one table
+    Ls(objects::List),
+    /// Prints one object in full, as JSON; secrets stay hidden
+    Get(objects::Get),
+    /// Print a completion script for a shell
+    Completion { shell: clap_complete::Shell },
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Ls(arguments) => objects::list(&arguments),
+        Command::Get(arguments) => objects::get(&arguments),
+        Command::Completion { shell } => {
+            let mut out = std::io::stdout();
+            clap_complete::generate(shell, &mut Cli::command(), "swarm-db", &mut out);
+            Ok(true)
+        }
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

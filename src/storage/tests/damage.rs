@@ -40,7 +40,7 @@ fn unreadable(store: &TestStore, id: &str) {
             panic!("{error}");
         };
         assert!(text.contains(&wanted), "{text}");
-        assert!(text.contains("swarm-db verify"), "{text}");
+        assert!(text.contains("swarm-db check"), "{text}");
     }
     let report = store.check().unwrap();
     let found = report.faults.iter().any(|fault| fault.id == id);
