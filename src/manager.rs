@@ -236,6 +236,12 @@ impl Manager {
             },
             stop_terms.clone(),
         ));
+        tokio::spawn(joining::keep_address(
+            member.clone(),
+            config.security.clone(),
+            config.advertise,
+            stop_serving.clone(),
+        ));
         watch_member(member.clone(), failure, stop_serving.clone());
         Ok(Manager {
             member,

@@ -12,15 +12,15 @@
 use crate::api::types::raft_membership_client::RaftMembershipClient;
 use crate::api::types::raft_server::{Raft, RaftServer};
 use crate::api::types::{
-    JoinRequest, JoinResponse, ProcessRaftMessageRequest, ProcessRaftMessageResponse,
+    JoinRequest, JoinResponse, ProcessRaftMessageRequest, ProcessRaftMessageResponse, RaftMember,
     ResolveAddressRequest, ResolveAddressResponse, StreamRaftMessageRequest,
     StreamRaftMessageResponse,
 };
 use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::identity::connect::{ConnectError, connect_manager};
-use crate::raft::RaftError;
 use crate::raft::rpc::METADATA_RAFT_ID;
+use crate::raft::{Handle, RaftError};
 use crate::services::health::{HealthService, RAFT};
 use crate::services::server::{self, Listener, MESSAGE_BYTES_MAX, ServeError};
 use std::net::SocketAddr;
@@ -92,6 +92,61 @@ pub async fn join(
         abort.abort();
     }
     result
+}
+
+/// Tells the group when this member is reached at another address than the group knows, for instance after a
+/// start on a machine that was renumbered. Ends when they agree, or with `stop`.
+pub async fn keep_address(
+    member: Handle,
+    security: Arc<SecurityConfig>,
+    advertise: SocketAddr,
+    stop: CancellationToken,
+) {
+    let addr = advertise.to_string();
+    loop {
+        let book = member.book();
+        let own = book.member(member.raft_id()).cloned();
+        match own {
+            Some(own) if own.addr == addr => return,
+            // It has not read of its own admission yet.
+            None => {}
+            Some(own) => {
+                let others: Vec<String> = book
+                    .members()
+                    .filter(|other| other.raft_id != own.raft_id)
+                    .map(|other| other.addr.clone())
+                    .collect();
+                tracing::info!(
+                    from = own.addr,
+                    to = addr,
+                    "this manager has another address"
+                );
+                let leads = member.leadership().borrow().term().is_some();
+                let told = async {
+                    match leads {
+                        true => {
+                            let moved = RaftMember {
+                                addr: addr.clone(),
+                                ..own
+                            };
+                            member.update_member(moved).await.map_err(|e| e.to_string())
+                        }
+                        false => ask_all(&security, advertise, &others, own.raft_id)
+                            .await
+                            .map(drop)
+                            .map_err(|error| error.to_string()),
+                    }
+                };
+                if let Some(Err(error)) = stop.run_until_cancelled(told).await {
+                    tracing::warn!(error, "the group does not know the new address yet");
+                }
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(ROUND_PAUSE) => {}
+        }
+    }
 }
 
 async fn ask_all(

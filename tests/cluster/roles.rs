@@ -246,6 +246,45 @@ fn first_promoted(by: &Swarmd, node: &Swarmd, id: &str) {
     wait_managers(node, 3);
 }
 
+// 03-A7 after a restart: a manager that comes back at another address is found there.
+#[test]
+fn a_manager_that_moves_is_found_again() {
+    let [first, mut second, third] = three_managers();
+    second.kill();
+    second.port = crate::harness::free_port();
+    second.restart();
+    for node in [&first, &third, &second] {
+        wait_managers(node, 3);
+        wait_for(
+            "the address is known",
+            SOON,
+            || match status(node)["members"]
+                .to_string()
+                .contains(&second.remote())
+            {
+                true => Ok(()),
+                false => Err(status(node)["members"].to_string()),
+            },
+        );
+    }
+    // Alone it tells itself.
+    let mut alone = Swarmd::start(IDLE);
+    alone.kill();
+    alone.port = crate::harness::free_port();
+    alone.restart();
+    wait_for(
+        "the address is known",
+        SOON,
+        || match status(&alone)["members"]
+            .to_string()
+            .contains(&alone.remote())
+        {
+            true => Ok(()),
+            false => Err(status(&alone)["members"].to_string()),
+        },
+    );
+}
+
 // 08 section 15.1: a worker whose manager dies finds another, which then leads.
 #[test]
 fn a_worker_survives_its_managers() {
