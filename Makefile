@@ -13,7 +13,7 @@ help:
 	@echo "make soak         the same tests with full counts"
 	@echo "make bench        benchmarks, beside the disk's own sync rate"
 	@echo "make lint         formatting, clippy, documentation"
-	@echo "make release      optimised binaries"
+	@echo "make release      optimised binaries; FEATURES=mimalloc for more writes per second and 20 MB more memory"
 	@echo "make bundled      optimised binaries with RocksDB built in (about 15 minutes)"
 
 deps:
@@ -42,7 +42,7 @@ soak: deps-test
 	SWARM_TEST_SCALE=1.0 $(MAKE) test
 
 bench: deps
-	$(CARGO) bench --locked --features mimalloc
+	$(CARGO) bench --locked $(if $(FEATURES),--features $(FEATURES))
 
 lint: deps doc
 	$(CARGO) fmt --check
@@ -52,7 +52,7 @@ doc: deps
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links --document-private-items" $(CARGO) doc --locked --no-deps --quiet
 
 release: deps
-	$(CARGO) build --locked --release --features mimalloc
+	$(CARGO) build --locked --release $(if $(FEATURES),--features $(FEATURES))
 
 bundled: deps
-	ROCKSDB_COMPILE=1 ROCKSDB_INCLUDE_DIR=rocksdb/include CXX=clang++ $(CARGO) build --locked --release --features bundled,mimalloc
+	ROCKSDB_COMPILE=1 ROCKSDB_INCLUDE_DIR=rocksdb/include CXX=clang++ $(CARGO) build --locked --release --features bundled
