@@ -19,6 +19,7 @@ use crate::api::types::{
     ProcessRaftMessageRequest, ProcessRaftMessageResponse, ResolveAddressRequest,
     ResolveAddressResponse, StreamRaftMessageRequest, StreamRaftMessageResponse,
 };
+use crate::identity::Caller;
 use crate::storage::snapshot::{Incoming, SnapshotError, Spool};
 use raft::eraftpb;
 use std::sync::Arc;
@@ -118,7 +119,7 @@ impl RaftRpc {
     }
 
     /// Checks a message in the order of spec 03 section 8.1 and hands it to the member.
-    fn process(&self, message: Option<raftpb::Message>) -> Result<(), Status> {
+    fn process(&self, caller: &Caller, message: Option<raftpb::Message>) -> Result<(), Status> {
         let Some(message) = message else {
             return Ok(());
         };
@@ -127,7 +128,7 @@ impl RaftRpc {
         if book.is_removed(from) {
             return Err(Status::not_found(RaftError::MemberRemoved.to_string()));
         }
-        if let Some(reason) = self.reason_to_drop(&book, &message) {
+        if let Some(reason) = self.reason_to_drop(&book, caller, &message) {
             tracing::debug!(from = format!("{from:x}"), reason, "raft message dropped");
             return Ok(());
         }
@@ -176,8 +177,19 @@ impl RaftRpc {
         });
     }
 
-    fn reason_to_drop(&self, book: &Book, message: &raftpb::Message) -> Option<&'static str> {
+    fn reason_to_drop(
+        &self,
+        book: &Book,
+        caller: &Caller,
+        message: &raftpb::Message,
+    ) -> Option<&'static str> {
         let kind = message.r#type.unwrap_or_default();
+        // One manager must not speak for another, in an election least of all.
+        if let Some(sender) = book.member(message.from())
+            && sender.node_id != caller.node_id
+        {
+            return Some("its sender is another node than the caller");
+        }
         if is_vote(message) && book.member(message.from()).is_none() {
             return Some("the candidate is unknown");
         }
@@ -196,6 +208,7 @@ impl RaftRpc {
 
     async fn assemble(
         &self,
+        caller: &Caller,
         mut chunks: Streaming<StreamRaftMessageRequest>,
     ) -> Result<raftpb::Message, Status> {
         let mut assembly = Assembly::default();
@@ -206,7 +219,8 @@ impl RaftRpc {
                 && let Some(incoming) = &self.incoming
                 && let Some(first) = chunk.message.as_ref().filter(|m| is_snapshot(m))
             {
-                if self.reason_to_drop(&self.member.book(), first).is_some() {
+                let book = self.member.book();
+                if self.reason_to_drop(&book, caller, first).is_some() {
                     return Ok(without_data(first));
                 }
                 let first = first.clone();
@@ -299,7 +313,8 @@ impl Raft for RaftRpc {
         &self,
         request: Request<ProcessRaftMessageRequest>,
     ) -> Result<Response<ProcessRaftMessageResponse>, Status> {
-        self.process(request.into_inner().message)?;
+        let caller = Caller::of(&request)?;
+        self.process(&caller, request.into_inner().message)?;
         Ok(Response::new(ProcessRaftMessageResponse {}))
     }
 
@@ -307,8 +322,9 @@ impl Raft for RaftRpc {
         &self,
         request: Request<Streaming<StreamRaftMessageRequest>>,
     ) -> Result<Response<StreamRaftMessageResponse>, Status> {
-        let message = self.assemble(request.into_inner()).await?;
-        self.process(Some(message))?;
+        let caller = Caller::of(&request)?;
+        let message = self.assemble(&caller, request.into_inner()).await?;
+        self.process(&caller, Some(message))?;
         Ok(Response::new(StreamRaftMessageResponse {}))
     }
 

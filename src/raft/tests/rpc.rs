@@ -27,7 +27,7 @@ impl DialBack for Reachable {
     }
 }
 
-/// Every request is one of this manager.
+/// Every request is one of this manager, unless its metadata name another.
 #[derive(Clone)]
 struct ByNode(&'static str);
 
@@ -36,8 +36,11 @@ impl tonic::service::Interceptor for ByNode {
         &mut self,
         mut request: tonic::Request<()>,
     ) -> Result<tonic::Request<()>, tonic::Status> {
+        let other = request.metadata().get("by-node");
+        let node_id = other.and_then(|name| name.to_str().ok()).unwrap_or(self.0);
+        let node_id = node_id.to_owned();
         request.extensions_mut().insert(crate::identity::Caller {
-            node_id: self.0.to_owned(),
+            node_id,
             organization: String::new(),
             role: None,
             remote_addr: Some("192.0.2.7:4000".parse().unwrap()),
@@ -84,7 +87,17 @@ async fn serve_member(subject: Subject) -> Served {
 
 impl Served {
     async fn process(&self, message: Option<Message>) -> Result<(), tonic::Status> {
-        let request = ProcessRaftMessageRequest { message };
+        self.process_by("node2", message).await
+    }
+
+    async fn process_by(
+        &self,
+        node_id: &'static str,
+        message: Option<Message>,
+    ) -> Result<(), tonic::Status> {
+        let mut request = tonic::Request::new(ProcessRaftMessageRequest { message });
+        let node_id = tonic::metadata::MetadataValue::from_static(node_id);
+        request.metadata_mut().insert("by-node", node_id);
         let mut client = RaftClient::new(self.channel.clone());
         client.process_raft_message(request).await.map(drop)
     }
@@ -202,7 +215,9 @@ async fn a_candidate_that_cannot_be_reached_gets_no_vote() {
         ..message(MessageType::MsgVote, from)
     };
     served.process(Some(vote(2))).await.unwrap();
+    // Nor one that another node speaks for.
     served.process(Some(vote(3))).await.unwrap();
+    served.process_by("node3", Some(vote(3))).await.unwrap();
     let kind = Some(MessageType::MsgVoteResp as i32);
     let answers = |sent: &mut Vec<Message>| {
         let answers = sent.iter().filter(|message| message.r#type == kind);
@@ -211,6 +226,7 @@ async fn a_candidate_that_cannot_be_reached_gets_no_vote() {
     };
     assert_eq!(outbox.0.wait("a vote", answers), [(3, false)]);
     served.subject.member.stop().await.unwrap();
+    assert_eq!(outbox.0.wait("a vote", answers), [(3, false)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
