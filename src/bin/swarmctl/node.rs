@@ -129,7 +129,7 @@ pub async fn run(context: &mut Context, command: Command) -> anyhow::Result<()> 
         Command::Update { node, label } => {
             let labels = crate::flags::pairs(&label)?;
             change(context, &node, |spec| {
-                spec.annotations.get_or_insert_default().labels = labels;
+                spec.annotations.get_or_insert_default().labels = labels.clone();
             })
             .await
         }
@@ -271,26 +271,37 @@ async fn await_role(
     }
 }
 
+/// How often an edit is applied anew because the node changed meanwhile: its object also holds what the
+/// managers observe, which changes while it joins or takes another role.
+const ATTEMPTS: usize = 10;
+
 /// Applies `edit` to the node's spec; nothing to change is an error, so that scripts notice.
 async fn change(
     context: &mut Context,
     wanted: &str,
-    edit: impl FnOnce(&mut NodeSpec),
+    edit: impl Fn(&mut NodeSpec),
 ) -> anyhow::Result<()> {
-    let node = resolve::node(context, wanted).await?;
-    let mut spec = node.spec.clone().unwrap_or_default();
-    edit(&mut spec);
-    if Some(&spec) == node.spec.as_ref() {
-        bail!("node {wanted} is already so: nothing was changed");
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let node = resolve::node(context, wanted).await?;
+        let mut spec = node.spec.clone().unwrap_or_default();
+        edit(&mut spec);
+        if Some(&spec) == node.spec.as_ref() {
+            bail!("node {wanted} is already so: nothing was changed");
+        }
+        let request = UpdateNodeRequest {
+            node_id: node.id.clone(),
+            node_version: version(&node.meta),
+            spec: Some(spec),
+        };
+        match context.control.update_node(request).await {
+            Ok(_) => return Ok(print_text(&format!("{}\n", node.id))?),
+            Err(status)
+                if attempt < ATTEMPTS && status.message().ends_with("update out of sequence") => {}
+            Err(status) => return Err(status.into()),
+        }
     }
-    let request = UpdateNodeRequest {
-        node_id: node.id.clone(),
-        node_version: version(&node.meta),
-        spec: Some(spec),
-    };
-    context.control.update_node(request).await?;
-    print_text(&format!("{}\n", node.id))?;
-    Ok(())
 }
 
 async fn remove(context: &mut Context, wanted: &[String], force: bool) -> anyhow::Result<()> {
