@@ -147,7 +147,7 @@ impl TaskDb {
             Err(error) if error.is_damage() => {
                 let aside = path.with_extension("damaged");
                 tracing::error!(%error, set_aside = %aside.display(), "starting with an empty task database");
-                super::files::remove_directory(&aside)
+                crate::storage::files::remove_directory(&aside)
                     .and_then(|()| std::fs::rename(path, &aside))
                     .map_err(|error| engine_error("set aside", path, &error))?;
                 TaskDb::open(path, key, on_status)

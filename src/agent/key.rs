@@ -4,7 +4,7 @@
 //! is wrapped. The only form so far is `none`, the key in clear: a node without an unlock key has no
 //! better place for it. A record of another form is refused, never overwritten.
 
-use super::files;
+use crate::storage::files;
 use crate::storage::seal::{Dek, DekRing, SealError, Sealer};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;

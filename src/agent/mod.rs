@@ -27,7 +27,6 @@ pub mod connect;
 pub mod db;
 pub mod dependencies;
 pub mod executor;
-mod files;
 pub mod key;
 mod machine;
 pub mod none;

@@ -261,5 +261,5 @@ pub fn save(path: &Path, remotes: &[Remote]) -> io::Result<()> {
     if std::fs::read(path).is_ok_and(|current| current == text) {
         return Ok(());
     }
-    super::files::replace(path, &text, 0o600)
+    crate::storage::files::replace(path, &text, 0o600)
 }

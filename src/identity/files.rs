@@ -4,7 +4,7 @@
 //! the two (spec 02 section 6.2).
 
 use crate::storage::files;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -104,7 +104,5 @@ pub fn readable_by_others(path: &Path) -> bool {
 }
 
 fn sync_dir(dir: &Path) -> Result<(), FileError> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(failed("make durable the directory", dir))
+    files::sync_directory(dir).map_err(failed("make durable the directory", dir))
 }

@@ -5,6 +5,7 @@
 //! disk cannot be read any more.
 
 use crate::identity::key_file::{KeyFile, KeyFileError};
+use crate::storage::files;
 use crate::storage::state_dir::StateDir;
 use std::io;
 use std::path::PathBuf;
@@ -30,8 +31,7 @@ pub fn raft_data(state_dir: &StateDir, key_file: &KeyFile) -> Result<(), EraseEr
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(EraseError::Files { path: raft, error }),
     }
-    let synced = std::fs::File::open(state_dir.path()).and_then(|dir| dir.sync_all());
-    synced.map_err(|error| EraseError::Files {
+    files::sync_directory(state_dir.path()).map_err(|error| EraseError::Files {
         path: state_dir.path().to_owned(),
         error,
     })?;
@@ -45,11 +45,7 @@ pub fn raft_data(state_dir: &StateDir, key_file: &KeyFile) -> Result<(), EraseEr
 /// Removes what an interrupted erasure has left. Blocks.
 pub fn sweep(state_dir: &StateDir) -> Result<(), EraseError> {
     let path = state_dir.path().join(DISCARDED);
-    match std::fs::remove_dir_all(&path) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(EraseError::Files { path, error }),
-    }
+    files::remove_directory(&path).map_err(|error| EraseError::Files { path, error })
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::identity::SecurityConfig;
 use crate::identity::authorize::Authorizer;
 use crate::services::server::control_socket::ControlSocket;
 use crate::services::server::{self, Listener, ServeError};
+use crate::storage::files;
 use crate::storage::state_dir::StateDir;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -231,8 +232,7 @@ pub fn wipe(state_dir: &StateDir) -> Result<(), LeaveError> {
             _ => {}
         }
     }
-    let synced = std::fs::File::open(root).and_then(|dir| dir.sync_all());
-    synced.map_err(|error| LeaveError::Files {
+    files::sync_directory(root).map_err(|error| LeaveError::Files {
         path: root.to_owned(),
         error,
     })

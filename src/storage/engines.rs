@@ -41,6 +41,8 @@ const RECYCLED_SUFFIX: &str = ".raftlog.reserved";
 /// Bytes that both engines together reserve and write when they open: a new write-ahead log of 9 MiB, a
 /// step of 2 MiB of the raft log, small files.
 const OPEN_BYTES_MIN: u64 = 16 << 20;
+/// Number of the first database; each installed snapshot takes the next.
+const FIRST_NUMBER: u64 = 1;
 /// Layout of `raft/` that this program writes.
 const FORMAT_VERSION: u32 = 1;
 /// Rounds of giving up one thing after another; each kind of loss is met at most once.
@@ -388,9 +390,25 @@ fn is_empty(path: &Path) -> Result<bool, OpenError> {
     Ok(entries.next().is_none())
 }
 
+/// Where the database of a number lies.
+pub(super) fn database_path(dir: &StateDir, number: u64) -> PathBuf {
+    dir.raft_db().join(number.to_string())
+}
+
+/// Makes a database the one that the next opening uses, durably.
+pub(super) fn set_active(dir: &StateDir, number: u64) -> Result<(), StateDirError> {
+    let text = format!("{number}\n");
+    state_dir::write_atomic(&dir.raft_active(), text.as_bytes(), FILE_MODE)
+}
+
 /// The database that `ACTIVE` names; `None` if there is no such file.
 fn active_database(dir: &StateDir) -> Result<Option<PathBuf>, OpenError> {
-    let path = dir.raft_db().join("ACTIVE");
+    let number = active_number(dir)?;
+    Ok(number.map(|number| database_path(dir, number)))
+}
+
+fn active_number(dir: &StateDir) -> Result<Option<u64>, OpenError> {
+    let path = dir.raft_active();
     let text = match fs::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -398,7 +416,7 @@ fn active_database(dir: &StateDir) -> Result<Option<PathBuf>, OpenError> {
     };
     let number = String::from_utf8_lossy(&text).trim_end().parse::<u64>();
     let number = number.map_err(|error| refused(dir, Refusal::NoDatabase(error.to_string())))?;
-    Ok(Some(dir.raft_db().join(number.to_string())))
+    Ok(Some(number))
 }
 
 /// Puts a snapshot in place that was received and accepted before the last stop.
@@ -409,14 +427,10 @@ fn install_snapshot(
 ) -> Result<(), OpenError> {
     let active = || {
         let part = |error: OpenError| SnapshotError::Damaged(error.to_string());
-        let Some(path) = active_database(dir).map_err(part)? else {
+        let Some(number) = active_number(dir).map_err(part)? else {
             return Ok(None);
         };
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str()?.parse().ok());
-        let number = number
-            .ok_or_else(|| SnapshotError::Damaged(format!("{} has no number", path.display())))?;
+        let path = database_path(dir, number);
         Ok(Some((number, Db::open(&path, ring, &options.db)?)))
     };
     snapshot::install(dir, active, ring, &options.db)?;
@@ -446,8 +460,8 @@ fn create_db(
         return Err(refused(dir, Refusal::NoDatabase("no such file".into())));
     }
     remove_databases_except(dir, None)?;
-    let db = Db::create(&dir.raft_db().join("1"), ring, &options.db)?;
-    state_dir::write_atomic(&dir.raft_db().join("ACTIVE"), b"1\n", FILE_MODE)?;
+    let db = Db::create(&database_path(dir, FIRST_NUMBER), ring, &options.db)?;
+    set_active(dir, FIRST_NUMBER)?;
     Ok(db)
 }
 

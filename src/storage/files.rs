@@ -1,4 +1,5 @@
-//! Replacing files: whole, durable, with the mode asked for. The one place in the program that does it.
+//! Replacing files: whole, durable, with the mode asked for; and what else is done to files and directories
+//! in more than one room. The one place in the program that does it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -52,6 +53,14 @@ pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 /// Makes renames and new names in a directory durable.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
+}
+
+/// Removes a directory with all it holds; a missing one is fine.
+pub fn remove_directory(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The directory that a path lies in.

@@ -13,10 +13,10 @@ use super::apply::{CommittedEntry, Payload};
 use super::engine::{Applied, Db, DbError, DbOptions, Family, meta};
 use super::object::{Action, Table};
 use super::read::State;
-use super::rows;
 use super::seal::DekRing;
 use super::state_dir::{self, FILE_MODE, StateDir, StateDirError};
 use super::{Membership, Store, StoreError, request};
+use super::{engines, files, rows};
 use crate::api::raftpb;
 use crate::api::types::{ClusterSnapshot, Snapshot};
 use parking_lot::Mutex;
@@ -337,15 +337,14 @@ fn install_accepted(
         path: accepted.to_owned(),
         db: old,
     };
-    let path = dir.raft_db().join((number + 1).to_string());
+    let path = engines::database_path(dir, number + 1);
     remove(&path)?;
     let db = Arc::new(Db::create(&path, ring, options)?);
     let at = build(&mut pieces, db.clone())?;
     // The database has no other user: the store that built it is gone.
     db.flush()?;
     drop((db, pieces));
-    let text = format!("{}\n", number + 1);
-    state_dir::write_atomic(&dir.raft_db().join("ACTIVE"), text.as_bytes(), FILE_MODE)?;
+    engines::set_active(dir, number + 1)?;
     Ok(at)
 }
 
@@ -356,10 +355,7 @@ fn clear(incoming: &Path) -> Result<(), SnapshotError> {
 }
 
 fn remove(path: &Path) -> Result<(), SnapshotError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
-        _ => Ok(()),
-    }
+    files::remove_directory(path).map_err(failed("remove", path))
 }
 
 /// The pieces of a spooled snapshot.

@@ -200,6 +200,11 @@ impl StateDir {
         self.raft().join("db")
     }
 
+    /// The file that names the database in use.
+    pub fn raft_active(&self) -> PathBuf {
+        self.raft_db().join("ACTIVE")
+    }
+
     pub fn raft_incoming(&self) -> PathBuf {
         self.raft().join("incoming")
     }
@@ -324,9 +329,7 @@ pub fn create_dir(path: &Path) -> Result<(), StateDirError> {
 
 /// Makes the names inside a directory durable.
 pub fn sync_dir(path: &Path) -> Result<(), StateDirError> {
-    File::open(path)
-        .and_then(|dir| dir.sync_all())
-        .map_err(|error| StateDirError::io("sync", path, error))
+    files::sync_directory(path).map_err(|error| StateDirError::io("sync", path, error))
 }
 
 /// Replaces a file by new content, durably and at once; see [`files::replace`].

@@ -14,9 +14,9 @@
 //! If the disk refuses a frame, its lines are lost and counted, and the next frame says so: a task must
 //! not stand still because nobody can keep its log.
 
-use crate::agent::files;
 use crate::api::time;
 use crate::api::types::LogStream;
+use crate::storage::files;
 use crate::storage::seal::{Dek, DekRing, SealError, Sealer};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};

@@ -33,13 +33,13 @@ pub use shim::{SHIM_ARGUMENT, shim_main};
 
 use super::dependencies::Dependencies;
 use super::executor::{Controller, Executor, ExecutorError, TaskError};
-use super::files;
 use super::key::WorkerKey;
 use super::machine;
 use crate::api::types::{
     EncryptionKey, EngineDescription, GenericResource, Node, NodeDescription, PluginDescription,
     Task,
 };
+use crate::storage::files;
 use controller::ProcessController;
 use futures::future::BoxFuture;
 use site::Roots;

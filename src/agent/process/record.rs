@@ -13,7 +13,7 @@
 //! (`exit.json.new`, of full size) and only filled in and renamed at the end, so that a full disk does not
 //! lose an exit code.
 
-use crate::agent::files;
+use crate::storage::files;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

@@ -6,7 +6,7 @@
 use super::cgroup;
 use super::record::{ControlDir, ExitRecord, ProcessHandle, ShimRecord};
 use crate::agent::executor::TaskError;
-use crate::agent::files;
+use crate::storage::files;
 use rustix::process::{Pid, Signal};
 use std::io;
 use std::path::{Path, PathBuf};
