@@ -17,7 +17,7 @@ use crate::identity::authorize::Authorizer;
 use crate::raft::membership::Book;
 use crate::raft::{self, ForceError, Handle, RaftError, Transport};
 use crate::services::founding::DEFAULT_CLUSTER;
-use crate::services::health::HealthService;
+use crate::services::health::{self, HealthService};
 use crate::services::metrics::{self, Metrics};
 use crate::services::proxy::{LeaderLookup, Proxy};
 use crate::services::rekey::Rekey;
@@ -40,9 +40,6 @@ use tokio_util::sync::CancellationToken;
 
 /// Weight of every manager in the list that workers get (spec 08 section 2).
 const MANAGER_WEIGHT: i64 = 10;
-/// Names under which the health service speaks of the raft member and of the Control API.
-const HEALTH_RAFT: &str = "Raft";
-const HEALTH_CONTROL: &str = "ControlAPI";
 
 /// Longest wait until a change of the raft group shows in the list of managers that workers get.
 const MANAGERS_INTERVAL: Duration = Duration::from_millis(250);
@@ -169,9 +166,9 @@ impl Manager {
         );
         let stop_terms = CancellationToken::new();
         let remote_health = HealthService::default();
-        remote_health.set_serving(HEALTH_RAFT, true);
+        remote_health.set_serving(health::RAFT, true);
         let control_health = HealthService::default();
-        control_health.set_serving(HEALTH_CONTROL, true);
+        control_health.set_serving(health::CONTROL_API, true);
 
         let parts = wiring::Parts::new(
             &config,

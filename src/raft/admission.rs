@@ -11,13 +11,10 @@
 
 use super::bootstrap::new_raft_id;
 use super::error::RaftError;
+use super::health;
 use super::rpc::{RaftRpc, plain};
-use crate::api::types::health_check_response::ServingStatus;
-use crate::api::types::health_client::HealthClient;
 use crate::api::types::raft_membership_server::RaftMembership;
-use crate::api::types::{
-    HealthCheckRequest, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, RaftMember,
-};
+use crate::api::types::{JoinRequest, JoinResponse, LeaveRequest, LeaveResponse, RaftMember};
 use crate::identity::connect::connect_manager;
 use crate::identity::{Caller, SecurityConfig};
 use futures::future::BoxFuture;
@@ -48,16 +45,9 @@ impl DialBack for SecureDialBack {
             let asking = async {
                 let channel = connect_manager(&self.0, &addr).await;
                 let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
-                let request = HealthCheckRequest {
-                    service: "Raft".to_owned(),
-                };
-                let answer = HealthClient::new(channel)
-                    .check(request)
-                    .await?
-                    .into_inner();
-                match answer.status() {
-                    ServingStatus::Serving => Ok(()),
-                    _ => Err(Status::unknown("its raft member does not serve")),
+                match health::serves(channel).await? {
+                    true => Ok(()),
+                    false => Err(Status::unknown(health::NOT_SERVING)),
                 }
             };
             tokio::time::timeout(DIAL_BACK_TIMEOUT, asking)

@@ -90,15 +90,12 @@ impl<M: Machine> Applier<M> {
     /// Applies these entries and those queued right behind them, then reports. Returns the task that
     /// ended the run.
     fn apply_run(&mut self, mut entries: Vec<Handed>) -> Result<Option<Task>, Fatal> {
-        let mut bytes: u64 = entries.iter().map(|handed| entry_cost(&handed.entry)).sum();
+        let mut bytes = bytes_of(&entries);
         let mut next = None;
         while entries.len() < RUN_ENTRIES_MAX && bytes < RUN_BYTES_MAX {
             match self.tasks.try_recv() {
                 Ok(Task::Entries(more)) => {
-                    bytes += more
-                        .iter()
-                        .map(|handed| entry_cost(&handed.entry))
-                        .sum::<u64>();
+                    bytes += bytes_of(&more);
                     entries.extend(more);
                 }
                 Ok(other) => {
@@ -121,7 +118,7 @@ impl<M: Machine> Applier<M> {
         let Some(last) = entries.last().map(|handed| handed.entry.index) else {
             return Ok(());
         };
-        let bytes: u64 = entries.iter().map(|handed| entry_cost(&handed.entry)).sum();
+        let bytes = bytes_of(&entries);
         let from = self.applied + 1;
         let applied = self.until_there_is_space(|machine| {
             machine.apply(entries.iter().map(committed_entry).collect())
@@ -194,6 +191,10 @@ impl<M: Machine> Applier<M> {
             .inbox
             .report(|progress| progress.full = Some(reason));
     }
+}
+
+fn bytes_of(entries: &[Handed]) -> u64 {
+    entries.iter().map(|handed| entry_cost(&handed.entry)).sum()
 }
 
 fn committed_entry(handed: &Handed) -> CommittedEntry {

@@ -38,18 +38,11 @@ pub struct Assembly {
 impl Assembly {
     /// Takes the next chunk.
     pub fn push(&mut self, chunk: Option<Message>) -> Result<(), ChunkError> {
-        let chunk = chunk.ok_or(ChunkError::NoMessage)?;
         let Some(message) = &mut self.message else {
-            self.message = Some(chunk);
+            self.message = Some(chunk.ok_or(ChunkError::NoMessage)?);
             return Ok(());
         };
-        let (found, first) = (chunk.index(), message.index());
-        if found != first {
-            return Err(ChunkError::Index { found, first });
-        }
-        if chunk.r#type != Some(MessageType::MsgSnap as i32) {
-            return Err(ChunkError::NotSnapshot);
-        }
+        let chunk = next_chunk(message.index(), chunk)?;
         let snapshot = message.snapshot.as_mut().ok_or(ChunkError::NoSnapshot)?;
         let more = chunk.snapshot.ok_or(ChunkError::NoSnapshot)?;
         let data = snapshot.data.get_or_insert_default();
@@ -64,6 +57,19 @@ impl Assembly {
     /// The message, once the stream has ended.
     pub fn finish(self) -> Result<Message, ChunkError> {
         self.message.ok_or(ChunkError::Empty)
+    }
+}
+
+/// Checks a chunk that follows one of the message index `first`.
+pub fn next_chunk(first: u64, chunk: Option<Message>) -> Result<Message, ChunkError> {
+    let chunk = chunk.ok_or(ChunkError::NoMessage)?;
+    let found = chunk.index();
+    if found != first {
+        return Err(ChunkError::Index { found, first });
+    }
+    match chunk.r#type == Some(MessageType::MsgSnap as i32) {
+        true => Ok(chunk),
+        false => Err(ChunkError::NotSnapshot),
     }
 }
 

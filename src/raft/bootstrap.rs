@@ -3,10 +3,11 @@
 //! What it writes is what any later member replays: one configuration change that adds it, at index 1 of
 //! term 1, already committed (spec 03 section 4).
 
+use super::convert;
 use crate::api::raftpb;
 use crate::api::types::RaftMember;
 use prost::Message as _;
-use raft::eraftpb::{Entry, EntryType, HardState};
+use raft::eraftpb::{Entry, HardState};
 
 /// Term of the first entry.
 const FIRST_TERM: u64 = 1;
@@ -27,12 +28,11 @@ pub fn first_log(members: &[RaftMember]) -> (HardState, Vec<Entry>) {
             node_id: Some(member.raft_id),
             context: Some(member.encode_to_vec()),
         };
-        let mut entry = Entry::default();
-        entry.set_entry_type(EntryType::EntryConfChange);
-        entry.term = FIRST_TERM;
-        entry.index = index;
-        entry.data = change.encode_to_vec().into();
-        entry
+        Entry {
+            term: FIRST_TERM,
+            index,
+            ..convert::conf_change_entry(&change)
+        }
     });
     let hard_state = HardState {
         term: FIRST_TERM,
@@ -45,7 +45,7 @@ pub fn first_log(members: &[RaftMember]) -> (HardState, Vec<Entry>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raft::convert::{self, ChangeKind};
+    use crate::raft::convert::ChangeKind;
 
     #[test]
     fn the_first_entry_adds_the_member() {

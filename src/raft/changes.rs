@@ -5,7 +5,7 @@
 //! answered when that has happened, or when this member stops leading: the outcome is then unknown, and the
 //! committed configuration tells.
 
-use super::convert::ChangeKind;
+use super::convert::{self, ChangeKind};
 use super::error::RaftError;
 use super::handle::{Handle, Leadership};
 use super::inbox::Request;
@@ -15,7 +15,7 @@ use crate::api::raftpb;
 use crate::api::types::RaftMember;
 use prost::Message as _;
 use raft::StateRole;
-use raft::eraftpb::{Entry, EntryType, Message, MessageType};
+use raft::eraftpb::{Message, MessageType};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -73,12 +73,7 @@ impl Handle {
     /// Removes a member, unless too few reachable ones would remain (spec 03 section 7.4); done when that
     /// is applied here.
     pub async fn remove_member(&self, raft_id: u64) -> Result<(), RaftError> {
-        let status = self.status();
-        let reachable = |id| {
-            let mut members = status.members.iter();
-            members.any(|member| member.raft_id == id && member.reachable)
-        };
-        if !self.book().may_remove(raft_id, reachable) {
+        if !self.book().may_remove(raft_id, |id| self.reaches(id)) {
             return Err(RaftError::CannotRemoveMember);
         }
         let member = RaftMember {
@@ -178,9 +173,7 @@ impl<L: LogStore> Node<L> {
         if let Err(verdict) = self.book.validate(change.kind, &wire) {
             return refuse(change.reply, ChangeError::Failed(verdict));
         }
-        let mut entry = Entry::default();
-        entry.set_entry_type(EntryType::EntryConfChange);
-        entry.data = wire.encode_to_vec().into();
+        let entry = convert::conf_change_entry(&wire);
         let mut message = Message::default();
         message.set_msg_type(MessageType::MsgPropose);
         message.from = self.raw.raft.id;

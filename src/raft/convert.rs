@@ -224,6 +224,14 @@ pub fn decode_conf_change(
     Ok((known, change))
 }
 
+/// The log entry of a configuration change; its place in the log is still to be filled in.
+pub fn conf_change_entry(change: &raftpb::ConfChange) -> eraftpb::Entry {
+    let mut entry = eraftpb::Entry::default();
+    entry.set_entry_type(eraftpb::EntryType::EntryConfChange);
+    entry.data = change.encode_to_vec().into();
+    entry
+}
+
 /// The library's form of a change, or `None` when the library has nothing to do for it: an update of
 /// an address, or a change of a kind that neither side knows.
 pub fn conf_change_to_library(change: &raftpb::ConfChange) -> Option<eraftpb::ConfChange> {

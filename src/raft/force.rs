@@ -69,13 +69,10 @@ pub fn force_new_cluster(
     let entries: Vec<Entry> = changes
         .iter()
         .zip(last + 1..)
-        .map(|(change, index)| {
-            let mut entry = Entry::default();
-            entry.set_entry_type(EntryType::EntryConfChange);
-            entry.term = hard_state.term;
-            entry.index = index;
-            entry.data = change.encode_to_vec().into();
-            entry
+        .map(|(change, index)| Entry {
+            term: hard_state.term,
+            index,
+            ..convert::conf_change_entry(change)
         })
         .collect();
     hard_state.commit = last + entries.len() as u64;

@@ -200,22 +200,6 @@ impl Handle {
         }
     }
 
-    /// Asks the raft thread to bring the log under another data key.
-    fn reseal(&self, ring: DekRing, durable: u64) -> Result<Option<u64>, RotationError> {
-        let stopped = || RotationError::Log(ProposeError::Stopped.to_string());
-        let (reply, answer) = crossbeam_channel::bounded(1);
-        let request = Request::Reseal {
-            ring,
-            durable,
-            reply,
-        };
-        if !self.shared.inbox.request(request) {
-            return Err(stopped());
-        }
-        let resealed = answer.recv().map_err(|_| stopped())?;
-        resealed.map_err(|error| RotationError::Log(error.to_string()))
-    }
-
     fn history(&self, from: u64, to: u64) -> Result<super::inbox::HistoryPart, HistoryError> {
         let (reply, answer) = crossbeam_channel::bounded(1);
         let request = Request::History { from, to, reply };
@@ -229,8 +213,20 @@ impl Handle {
 }
 
 impl LogKeys for Handle {
+    /// Has the raft thread do it.
     fn reseal(&self, ring: DekRing, durable: u64) -> Result<Option<u64>, RotationError> {
-        Handle::reseal(self, ring, durable)
+        let stopped = || RotationError::Log(ProposeError::Stopped.to_string());
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        let request = Request::Reseal {
+            ring,
+            durable,
+            reply,
+        };
+        if !self.shared.inbox.request(request) {
+            return Err(stopped());
+        }
+        let resealed = answer.recv().map_err(|_| stopped())?;
+        resealed.map_err(|error| RotationError::Log(error.to_string()))
     }
 }
 

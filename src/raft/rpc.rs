@@ -7,7 +7,7 @@
 //! Joining and leaving are in `admission`.
 
 pub use super::admission::{DialBack, METADATA_RAFT_ID, SecureDialBack};
-use super::assembly::{Assembly, ChunkError};
+use super::assembly::{self, Assembly, ChunkError};
 use super::convert::{self, ConvertError};
 use super::error::RaftError;
 use super::handle::Handle;
@@ -95,17 +95,8 @@ impl RaftRpc {
         let begun = blocking(move || incoming.begin(&metadata)).await?;
         let mut spooling = spool(begun, &mut first).await?;
         while let Some(chunk) = chunks.message().await.map_err(size_error)? {
-            let mut message = chunk
-                .message
-                .ok_or(ChunkError::NoMessage)
-                .map_err(chunk_status)?;
-            let (found, index) = (message.index(), head.index());
-            if found != index {
-                return Err(chunk_status(ChunkError::Index {
-                    found,
-                    first: index,
-                }));
-            }
+            let next = assembly::next_chunk(head.index(), chunk.message);
+            let mut message = next.map_err(chunk_status)?;
             if !is_snapshot(&message) {
                 return Err(chunk_status(ChunkError::NotSnapshot));
             }
@@ -183,17 +174,15 @@ impl RaftRpc {
         caller: &Caller,
         message: &raftpb::Message,
     ) -> Option<&'static str> {
-        let kind = message.r#type.unwrap_or_default();
-        // One manager must not speak for another, in an election least of all.
-        if let Some(sender) = book.member(message.from())
-            && sender.node_id != caller.node_id
-        {
-            return Some("its sender is another node than the caller");
+        match book.member(message.from()) {
+            // One manager must not speak for another, in an election least of all.
+            Some(sender) if sender.node_id != caller.node_id => {
+                return Some("its sender is another node than the caller");
+            }
+            None if is_vote(message) => return Some("the candidate is unknown"),
+            _ => {}
         }
-        if is_vote(message) && book.member(message.from()).is_none() {
-            return Some("the candidate is unknown");
-        }
-        if kind == raftpb::MessageType::MsgProp as i32 {
+        if message.r#type == Some(raftpb::MessageType::MsgProp as i32) {
             return Some("members do not forward proposals");
         }
         if !self.member.is_member() {
@@ -288,11 +277,16 @@ pub(crate) fn size_error(status: Status) -> Status {
     let found = status.message().split_once("found ").map(|(_, rest)| rest);
     let bytes = found.and_then(|rest| rest.split_once(" bytes")?.0.parse::<u64>().ok());
     match bytes {
-        Some(bytes) if status.code() == Code::OutOfRange => Status::resource_exhausted(format!(
-            "grpc: received message larger than max ({bytes} vs. {MESSAGE_BYTES_MAX})"
-        )),
+        Some(bytes) if status.code() == Code::OutOfRange => too_large(bytes),
         _ => status,
     }
+}
+
+/// The refusal of a message of so many bytes.
+pub(crate) fn too_large(bytes: u64) -> Status {
+    Status::resource_exhausted(format!(
+        "grpc: received message larger than max ({bytes} vs. {MESSAGE_BYTES_MAX})"
+    ))
 }
 
 fn chunk_status(error: ChunkError) -> Status {

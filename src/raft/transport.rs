@@ -166,13 +166,6 @@ impl Outbox for Transport {
     }
 
     fn is_active(&self, raft_id: u64) -> Option<bool> {
-        Some(
-            self.shared
-                .active
-                .lock()
-                .get(&raft_id)
-                .copied()
-                .unwrap_or(false),
-        )
+        Some(self.shared.active.lock().get(&raft_id) == Some(&true))
     }
 }

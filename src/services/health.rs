@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 /// The name that other managers ask for.
-pub const RAFT: &str = "Raft";
+pub const RAFT: &str = crate::raft::HEALTH_SERVICE;
 /// The name that users of the control socket ask for.
 pub const CONTROL_API: &str = "ControlAPI";
 

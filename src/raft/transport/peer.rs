@@ -2,19 +2,18 @@
 
 use super::{Shared, snapshot};
 use crate::api::raftpb;
-use crate::api::types::health_check_response::ServingStatus;
-use crate::api::types::health_client::HealthClient;
+use crate::api::types::ProcessRaftMessageRequest;
 use crate::api::types::raft_client::RaftClient;
-use crate::api::types::{HealthCheckRequest, ProcessRaftMessageRequest};
 use crate::identity::connect::connect_manager;
 use crate::raft::error::RaftError;
+use crate::raft::health;
 use crate::raft::rpc::MESSAGE_BYTES_MAX;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Status};
 
 /// Messages that may wait for one member (spec 03 section 1).
 const QUEUE_MAX: usize = 4096;
@@ -29,8 +28,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const RETIRE_AFTER: Duration = Duration::from_secs(2);
 /// Snapshots under way at a time, over all members: each reads the whole state.
 pub const SNAPSHOTS_MAX: usize = 2;
-/// Name of the raft member in the health service.
-const HEALTH_RAFT: &str = "Raft";
 
 /// The queue of one member. Its task ends when this is dropped.
 pub struct Peer {
@@ -159,14 +156,9 @@ impl Worker {
     /// Asks whether the member is there, without a message for it.
     async fn probe(&mut self) -> Result<(), Status> {
         let asking = async {
-            let mut client = HealthClient::new(self.channel().await?);
-            let request = Request::new(HealthCheckRequest {
-                service: HEALTH_RAFT.to_owned(),
-            });
-            let answer = client.check(request).await?.into_inner();
-            match answer.status() {
-                ServingStatus::Serving => Ok(()),
-                _ => Err(Status::unavailable("its raft member does not serve")),
+            match health::serves(self.channel().await?).await? {
+                true => Ok(()),
+                false => Err(Status::unavailable(health::NOT_SERVING)),
             }
         };
         within(asking).await
