@@ -83,14 +83,7 @@ pub async fn join(
         stop.clone(),
     ));
     let result = ask_all(security, advertise, managers, stored).await;
-    stop.cancel();
-    let abort = stand_in.abort_handle();
-    if tokio::time::timeout(STAND_IN_END_TIMEOUT, stand_in)
-        .await
-        .is_err()
-    {
-        abort.abort();
-    }
+    server::end(stand_in, &stop, STAND_IN_END_TIMEOUT).await;
     result
 }
 

@@ -127,14 +127,7 @@ impl NodeSocket {
 
     /// Lets the last answer out and ends.
     pub async fn stop(self) {
-        self.stop.cancel();
-        let abort = self.serving.abort_handle();
-        if tokio::time::timeout(ANSWER_TIMEOUT, self.serving)
-            .await
-            .is_err()
-        {
-            abort.abort();
-        }
+        server::end(self.serving, &self.stop, ANSWER_TIMEOUT).await;
     }
 }
 

@@ -69,16 +69,14 @@ impl Admin for AdminService {
     ) -> Result<Response<RotateDataKeyResponse>, Status> {
         require_local(&request)?;
         let rekey = self.parts.rekey.clone();
-        let noted = tokio::task::spawn_blocking(move || rekey.request()).await;
-        match noted {
-            Ok(Ok(())) => Ok(Response::new(RotateDataKeyResponse {})),
-            Ok(Err(error)) => Err(Status::internal(format!(
-                "noting the exchange of the data key: {error}"
-            ))),
-            Err(error) => Err(Status::internal(format!(
-                "noting the exchange of the data key: {error}"
-            ))),
-        }
+        let failed = |error: &dyn std::fmt::Display| {
+            Status::internal(format!("noting the exchange of the data key: {error}"))
+        };
+        tokio::task::spawn_blocking(move || rekey.request())
+            .await
+            .map_err(|error| failed(&error))?
+            .map_err(|error| failed(&error))?;
+        Ok(Response::new(RotateDataKeyResponse {}))
     }
 }
 

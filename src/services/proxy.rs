@@ -26,6 +26,7 @@ use crate::api::roles::{self, MethodAuth};
 use crate::identity::connection::Connection;
 use crate::identity::{SecurityConfig, forwarded};
 use crate::services::control::error::METADATA_NOT_DONE;
+use crate::services::control::{METADATA_READ, ReadFrom};
 use bytes::Bytes;
 use futures::future::{BoxFuture, Either};
 use http::request::Parts;
@@ -51,11 +52,9 @@ const FORWARDS_MAX: usize = 65_536;
 /// Of these, calls of strangers, who need a few seconds for joining.
 const STRANGERS_MAX: usize = 1024;
 
-/// Request metadata on the control socket that asks for an answer from this manager's own copy, leader or
-/// not (settled R7).
-pub const METADATA_READ: &str = "swarm-read";
-/// The value of [`METADATA_READ`] that does so.
-pub const READ_LOCAL: &str = "local";
+/// The value of [`METADATA_READ`] in a request on the control socket that asks for an answer from this
+/// manager's own copy, leader or not (settled R7).
+pub const READ_LOCAL: &str = ReadFrom::Local.as_str();
 
 /// Finds the leader and passes calls on to it. See the module's comment.
 pub struct Proxy {

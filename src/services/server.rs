@@ -26,6 +26,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -116,6 +117,19 @@ impl Listener {
             },
             Listener::Control(socket) => socket.path().display().to_string(),
         }
+    }
+}
+
+/// Has a server end, and cuts off what has not ended within this time.
+pub async fn end(
+    serving: JoinHandle<Result<(), ServeError>>,
+    stop: &CancellationToken,
+    within: Duration,
+) {
+    stop.cancel();
+    let abort = serving.abort_handle();
+    if tokio::time::timeout(within, serving).await.is_err() {
+        abort.abort();
     }
 }
 

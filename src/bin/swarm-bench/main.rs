@@ -192,14 +192,13 @@ struct Writes {
     total: Duration,
 }
 
-impl Writes {
-    fn percentile(&self, percent: usize) -> Duration {
-        let at = self.times.len() * percent / 100;
-        self.times
-            .get(at.min(self.times.len().saturating_sub(1)))
-            .copied()
-            .unwrap_or_default()
-    }
+/// A percentile of sorted times.
+fn percentile(times: &[Duration], percent: usize) -> Duration {
+    let at = times.len() * percent / 100;
+    times
+        .get(at.min(times.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or_default()
 }
 
 async fn writes(
@@ -292,8 +291,7 @@ fn print_failover(
     mut times: Vec<Duration>,
 ) -> anyhow::Result<()> {
     times.sort_unstable();
-    let [min, median, max] = [0, times.len() / 2, times.len().saturating_sub(1)]
-        .map(|at| times.get(at).copied().unwrap_or_default());
+    let [min, median, max] = [0, 50, 100].map(|percent| percentile(&times, percent));
     match format {
         Format::Json => print_json(&serde_json::json!({
             "disk": calibration_json(found),
@@ -320,7 +318,7 @@ fn print_writes(
 ) -> anyhow::Result<()> {
     let rate = result.times.len() as f64 / result.total.as_secs_f64();
     let ratio = rate / found.syncs_per_second;
-    let [p50, p90, p99] = [50, 90, 99].map(|percent| result.percentile(percent));
+    let [p50, p90, p99] = [50, 90, 99].map(|percent| percentile(&result.times, percent));
     match format {
         Format::Json => print_json(&serde_json::json!({
             "disk": calibration_json(found),

@@ -4,10 +4,8 @@ use crate::keys;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
+use swarm_manager::storage::Table;
 use swarm_manager::storage::check::Report;
-use swarm_manager::storage::inspect::Inspection;
-use swarm_manager::storage::state_dir::StateDir;
-use swarm_manager::storage::{EngineOptions, Table};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -20,9 +18,7 @@ pub struct Arguments {
 
 /// Prints; true if everything adds up.
 pub fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let dir = StateDir::open_shared(&arguments.dir)?;
-    let ring = keys::data_keys(&dir, arguments.unlock_key.as_deref())?;
-    let inspection = Inspection::open(dir, &ring, &EngineOptions::default())?;
+    let inspection = keys::open(&arguments.dir, arguments.unlock_key.as_deref())?;
     let report = inspection.check()?;
     // A reader that has seen enough is no failure; the exit status says the rest.
     let _ = io::stdout().lock().write_all(text(&report).as_bytes());

@@ -6,14 +6,13 @@ use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use swarm_manager::cli::output::{Format, table};
+use swarm_manager::storage::Table;
 use swarm_manager::storage::inspect::{
     DbReport, Inspection, LogReport, ObjectLine, Part, Report, line,
 };
-use swarm_manager::storage::state_dir::StateDir;
-use swarm_manager::storage::{EngineOptions, Table};
 
 /// Lines of one table that are laid out together.
-const PAGE_LINES: usize = 1000;
+pub const PAGE_LINES: usize = 1000;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -32,9 +31,7 @@ pub struct Arguments {
 
 /// Prints; true if a manager would start on the directory.
 pub fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let dir = StateDir::open_shared(&arguments.dir)?;
-    let ring = keys::data_keys(&dir, arguments.unlock_key.as_deref())?;
-    let inspection = Inspection::open(dir, &ring, &EngineOptions::default())?;
+    let inspection = keys::open(&arguments.dir, arguments.unlock_key.as_deref())?;
     let report = inspection.report();
     let limit = match arguments.limit {
         0 => usize::MAX,
@@ -153,9 +150,14 @@ fn print_table(
 }
 
 fn print_page(out: &mut impl Write, lines: &[ObjectLine]) -> io::Result<()> {
-    if lines.is_empty() {
-        return Ok(());
+    match lines.is_empty() {
+        true => Ok(()),
+        false => out.write_all(page_text(lines).as_bytes()),
     }
+}
+
+/// Lines under their titles.
+pub fn page_text(lines: &[ObjectLine]) -> String {
     let rows = lines.iter().map(|line| {
         vec![
             line.id.clone(),
@@ -166,7 +168,7 @@ fn print_page(out: &mut impl Write, lines: &[ObjectLine]) -> io::Result<()> {
         ]
     });
     let columns = ["ID", "NAME", "DETAIL", "VERSION", "UPDATED"];
-    out.write_all(table(&columns, rows).as_bytes())
+    table(&columns, rows)
 }
 
 fn log_facts(log: &LogReport) -> Vec<(&'static str, String)> {

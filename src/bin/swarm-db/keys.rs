@@ -1,8 +1,11 @@
-//! The data keys of a node, read from its key file without touching it.
+//! Opening a stopped node's directory: with the data keys of its key file, which is read and not touched.
 
 use anyhow::{Context as _, bail};
 use data_encoding::BASE64_NOPAD;
+use std::path::Path;
 use swarm_manager::identity::{Dek, DekHeaders, Kek, KeyFile, pem};
+use swarm_manager::storage::EngineOptions;
+use swarm_manager::storage::inspect::Inspection;
 use swarm_manager::storage::seal::{self, DekRing};
 use swarm_manager::storage::state_dir::StateDir;
 use zeroize::Zeroizing;
@@ -10,8 +13,15 @@ use zeroize::Zeroizing;
 /// Text in front of an unlock key that people are given.
 const UNLOCK_PREFIX: &str = "SWMKEY-1-";
 
+/// Opens a stopped node's directory for looking at it.
+pub fn open(dir: &Path, unlock_key: Option<&str>) -> anyhow::Result<Inspection> {
+    let dir = StateDir::open_shared(dir)?;
+    let ring = data_keys(&dir, unlock_key)?;
+    Ok(Inspection::open(dir, &ring, &EngineOptions::default())?)
+}
+
 /// The data keys in the headers of the node key. `unlock_key` is needed if the node is locked.
-pub fn data_keys(dir: &StateDir, unlock_key: Option<&str>) -> anyhow::Result<DekRing> {
+fn data_keys(dir: &StateDir, unlock_key: Option<&str>) -> anyhow::Result<DekRing> {
     let kek = unlock_key.map(parse_unlock_key).transpose()?;
     let path = KeyFile::new(&dir.certificates(), Kek::default()).key_path();
     let content = std::fs::read(&path)

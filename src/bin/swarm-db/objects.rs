@@ -3,19 +3,17 @@
 //! What is secret stays hidden unless `--show-secrets` is given: the content of secrets and configs, keys,
 //! join tokens, registry credentials, the values of environment variables.
 
+use crate::inspect::{PAGE_LINES, page_text};
 use crate::keys;
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use swarm_manager::cli::output::{Format, message_json, table};
+use swarm_manager::cli::output::{Format, message_json, print_json};
 use swarm_manager::storage::inspect::{Inspection, ObjectLine, line};
-use swarm_manager::storage::state_dir::StateDir;
-use swarm_manager::storage::{AnyObject, EngineOptions, StoreError, Table};
+use swarm_manager::storage::{AnyObject, StoreError, Table};
 
-/// Lines that are laid out together.
-const PAGE_LINES: usize = 1000;
 /// In the place of what is hidden.
 const HIDDEN: &str = "<hidden>";
 /// Fields that are hidden wherever they stand, by their JSON names.
@@ -82,9 +80,7 @@ fn parse_table(name: &str) -> Result<Table, String> {
 
 impl Common {
     fn open(&self) -> anyhow::Result<Inspection> {
-        let dir = StateDir::open_shared(&self.dir)?;
-        let ring = keys::data_keys(&dir, self.unlock_key.as_deref())?;
-        let inspection = Inspection::open(dir, &ring, &EngineOptions::default())?;
+        let inspection = keys::open(&self.dir, self.unlock_key.as_deref())?;
         inspection
             .database()
             .context("the database cannot be read")?;
@@ -166,17 +162,7 @@ fn print_page(
         Format::Table if lines.is_empty() && !*first => Ok(()),
         Format::Table => {
             *first = false;
-            let rows = lines.iter().map(|line| {
-                vec![
-                    line.id.clone(),
-                    line.name.clone(),
-                    line.detail.clone(),
-                    line.version.to_string(),
-                    line.updated.clone(),
-                ]
-            });
-            let columns = ["ID", "NAME", "DETAIL", "VERSION", "UPDATED"];
-            out.write_all(table(&columns, rows).as_bytes())
+            out.write_all(page_text(lines).as_bytes())
         }
     }
 }
@@ -220,7 +206,7 @@ pub fn get(arguments: &Get) -> anyhow::Result<bool> {
     if !arguments.show_secrets {
         hide(&mut json, matches!(kind, Table::Secret | Table::Config));
     }
-    swarm_manager::cli::output::print_json(&json)?;
+    print_json(&json)?;
     Ok(true)
 }
 

@@ -21,6 +21,7 @@ use swarm_manager::api::admin::admin_client::AdminClient;
 use swarm_manager::api::types::control_client::ControlClient;
 use swarm_manager::cli::connect::{self, DEFAULT_SOCKET};
 use swarm_manager::cli::output::Format;
+use swarm_manager::services::control::error::{METADATA_VERSION_GIVEN, METADATA_VERSION_STORED};
 use tonic::transport::Channel;
 
 /// Answers with many objects are large; nothing between two processes of one machine needs a cap, but a
@@ -151,21 +152,20 @@ fn one_line(error: &anyhow::Error) -> String {
 
 /// A refused stale update also says which two versions met.
 fn status_text(status: &tonic::Status) -> String {
-    let version = |key: &str| {
-        status
-            .metadata()
-            .get(key)
-            .and_then(|value| value.to_str().ok())
-            .map(str::to_string)
-    };
-    match (
-        version("swarm-version-given"),
-        version("swarm-version-stored"),
-    ) {
-        (Some(given), Some(stored)) => format!(
+    match stale_update(status) {
+        Some((given, stored)) => format!(
             "{} (version {given} was changed, the stored one is {stored}; look again and retry)",
             status.message()
         ),
-        _ => status.message().to_string(),
+        None => status.message().to_string(),
     }
+}
+
+/// The version that was changed and the one that is stored, if that is why an update was refused.
+fn stale_update(status: &tonic::Status) -> Option<(&str, &str)> {
+    let version = |key| status.metadata().get(key)?.to_str().ok();
+    Some((
+        version(METADATA_VERSION_GIVEN)?,
+        version(METADATA_VERSION_STORED)?,
+    ))
 }

@@ -9,8 +9,8 @@ use swarm_manager::api::admin::StatusRequest;
 use swarm_manager::api::types::node_spec::Availability;
 use swarm_manager::api::types::*;
 use swarm_manager::cli::output::{Format, Row, message_json, print_json, print_rows, print_text};
-use swarm_manager::services::control::METADATA_APPLIED_INDEX;
-use swarm_manager::services::proxy::{METADATA_READ, READ_LOCAL};
+use swarm_manager::services::control::{METADATA_APPLIED_INDEX, METADATA_READ};
+use swarm_manager::services::proxy::READ_LOCAL;
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 
@@ -297,8 +297,7 @@ async fn change(
         };
         match context.control.update_node(request).await {
             Ok(_) => return Ok(print_text(&format!("{}\n", node.id))?),
-            Err(status)
-                if attempt < ATTEMPTS && status.message().ends_with("update out of sequence") => {}
+            Err(status) if attempt < ATTEMPTS && crate::stale_update(&status).is_some() => {}
             Err(status) => return Err(status.into()),
         }
     }

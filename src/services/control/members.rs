@@ -32,7 +32,7 @@ pub enum ReadFrom {
 }
 
 impl ReadFrom {
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             ReadFrom::Leader => "leader",
             ReadFrom::Local => "local",

@@ -1,11 +1,12 @@
 //! Bodies of calls that are passed on: a request kept for repeating, an answer on its way back.
 
 use super::Places;
+use crate::raft::rpc::too_large;
 use crate::services::server::MESSAGE_BYTES_MAX;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use std::convert::Infallible;
+use http_body_util::{BodyExt as _, Full};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -27,7 +28,7 @@ pub async fn keep(
 ) -> Result<(Bytes, Vec<OwnedSemaphorePermit>), Status> {
     let mut kept = BytesMut::new();
     let mut permits = Vec::new();
-    while let Some(frame) = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+    while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else {
             continue;
         };
@@ -50,38 +51,14 @@ fn check_size(kept: &[u8]) -> Result<(), Status> {
         .map_or(0, |length| u32::from_be_bytes(length) as usize);
     let bytes = announced.max(kept.len().saturating_sub(PREFIX_BYTES));
     if bytes > MESSAGE_BYTES_MAX {
-        return Err(Status::resource_exhausted(format!(
-            "grpc: received message larger than max ({bytes} vs. {MESSAGE_BYTES_MAX})"
-        )));
+        return Err(too_large(bytes as u64));
     }
     Ok(())
 }
 
 /// A body of bytes that are all there.
 pub fn whole(bytes: Bytes) -> Body {
-    Body::new(Whole(Some(bytes)))
-}
-
-struct Whole(Option<Bytes>);
-
-impl HttpBody for Whole {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_ref().map_or(0, |bytes| bytes.len() as u64))
-    }
+    Body::new(Full::new(bytes))
 }
 
 /// An answer on its way from the leader to the caller. It ends with a status of its own when the
