@@ -192,7 +192,7 @@ fn check_done(path: &Path, old: &DekRing) {
     }
 }
 
-// 04-A36 01-A32 02-A26
+// 04-A36 01-A32 02-A26; of 03-A20 all but a key file that cannot be written
 #[test]
 fn a_kill_at_any_step_loses_nothing_and_ends_with_one_key() {
     let temp = tempfile::tempdir().expect("a directory");

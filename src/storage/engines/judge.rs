@@ -308,7 +308,7 @@ mod tests {
         assert!(!refusal.is_log_loss());
     }
 
-    // 03-A20, the log side of an interrupted snapshot installation
+    // The log side of 04-A37, an interrupted snapshot installation
     #[test]
     fn only_an_announced_installation_resets_the_log() {
         let snapshot = Applied { index: 50, term: 4 };

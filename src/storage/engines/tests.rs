@@ -307,7 +307,6 @@ fn data_of_another_cluster_or_format_is_refused() {
     }
 }
 
-// 03-A20
 // 04-A37
 #[test]
 fn an_interrupted_snapshot_installation_is_finished() {

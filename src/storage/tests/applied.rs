@@ -49,18 +49,7 @@ async fn without_a_proposer_nothing_is_stamped_or_compared() {
 #[tokio::test]
 async fn a_change_whose_leader_was_lost_appears_once() {
     let store = TestStore::new();
-    store.hold();
-    let waiting = tokio::spawn({
-        let store = store.store();
-        async move {
-            store
-                .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
-                .await
-        }
-    });
-    while store.proposer().waiting() < 1 {
-        tokio::task::yield_now().await;
-    }
+    let waiting = held_create(&store, service("a", "web")).await;
     let lost = store.lose_leadership();
     assert!(matches!(
         waiting.await.unwrap(),
@@ -84,18 +73,7 @@ async fn a_change_whose_leader_was_lost_appears_once() {
 #[tokio::test]
 async fn transactions_built_on_an_outdated_head_fail() {
     let store = TestStore::new();
-    store.hold();
-    let waiting = tokio::spawn({
-        let store = store.store();
-        async move {
-            store
-                .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
-                .await
-        }
-    });
-    while store.proposer().waiting() < 1 {
-        tokio::task::yield_now().await;
-    }
+    let waiting = held_create(&store, service("a", "web")).await;
     let foreign = Target::Service(service("b", "Web"));
     store.apply(vec![entry(3, [(CREATE, foreign)])]).unwrap();
     assert!(matches!(

@@ -165,21 +165,9 @@ async fn a_replay_shows_what_took_effect() {
         .unwrap();
     let removed: Result<(), StoreError> = store.update(|tx| tx.delete::<Service>("a")).await;
     removed.unwrap();
-    store.hold();
-    let clash = tokio::spawn({
-        let store = store.store();
-        async move {
-            let made = store
-                .update::<_, StoreError>(|tx| tx.create(service("b", "two")))
-                .await;
-            made.is_ok()
-        }
-    });
-    while store.proposer().waiting() < 1 {
-        tokio::task::yield_now().await;
-    }
+    let clash = held_create(&store, service("b", "two")).await;
     let mut late = store.lose_leadership();
-    assert!(!clash.await.unwrap());
+    assert!(clash.await.unwrap().is_err());
     // By the time it commits, the name is somebody else's.
     let taken = store_action::Target::Service(service("c", "TWO"));
     store.apply(vec![entry(10, [(CREATE, taken)])]).unwrap();

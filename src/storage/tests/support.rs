@@ -2,8 +2,11 @@
 
 use crate::api::types::store_action::Target;
 use crate::api::types::*;
+use crate::storage::testing::TestStore;
 use crate::storage::{By, CommittedEntry, Payload, Store, StoreError, StoreObject};
 use prost::Message;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
 
 pub fn annotations(name: &str) -> Option<Annotations> {
     Some(Annotations {
@@ -64,6 +67,21 @@ pub fn entry(
         term: 9,
         payload: Payload::Request(request.encode_to_vec()),
     }
+}
+
+/// Begins to create a service in a held store; it is proposed and not applied when this returns.
+pub async fn held_create(
+    store: &TestStore,
+    new: Service,
+) -> JoinHandle<Result<Arc<Service>, StoreError>> {
+    store.hold();
+    let shared = store.store();
+    let creating =
+        tokio::spawn(async move { shared.update::<_, StoreError>(|tx| tx.create(new)).await });
+    while store.proposer().waiting() < 1 {
+        tokio::task::yield_now().await;
+    }
+    creating
 }
 
 /// Share of the full counts to run (a tenth unless told otherwise), at least one.

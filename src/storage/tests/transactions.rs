@@ -83,18 +83,7 @@ async fn a_failing_closure_leaves_nothing() {
 #[tokio::test]
 async fn transactions_overlap() {
     let store = TestStore::new();
-    store.hold();
-    let create = tokio::spawn({
-        let store = store.store();
-        async move {
-            store
-                .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
-                .await
-        }
-    });
-    while store.proposer().waiting() < 1 {
-        tokio::task::yield_now().await;
-    }
+    let create = held_create(&store, service("a", "web")).await;
     let change = tokio::spawn({
         let store = store.store();
         async move {
@@ -133,18 +122,7 @@ async fn a_failed_run_may_be_tried_again() {
     drop(db);
     let store = store.reopen();
 
-    store.hold();
-    let waiting = tokio::spawn({
-        let store = store.store();
-        async move {
-            store
-                .update::<_, StoreError>(|tx| tx.create(service("a", "web")))
-                .await
-        }
-    });
-    while store.proposer().waiting() < 1 {
-        tokio::task::yield_now().await;
-    }
+    let waiting = held_create(&store, service("a", "web")).await;
     let mut entries = store.proposer().take_waiting();
     let own = entries[0].clone();
     let damaged = Target::Service(service("damaged", "damaged"));
